@@ -1,0 +1,37 @@
+# The same lines that .ci/run calls; no logic of its own.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: predict test check fmt bench accuracy clean
+
+predict: $(VENV)/.ready
+	$(BIN)/perfmodel predict --model dlrm.yaml --topo dgx.yaml
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/perfmodel db check
+	$(BIN)/python -m pytest -q tests/contract
+
+fmt: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -m bench bench
+
+accuracy: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -m slow
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

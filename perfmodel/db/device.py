@@ -1,0 +1,87 @@
+"""Device: what the datasheet says of one GPU (or CPU) model, and the fits that calibrate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from numpy import ndarray
+
+from perfmodel.estimate import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCosts:
+    """What the host thread that drives this device spends, in seconds, and where the figures come from.
+
+    `op_dispatch_s`: Python and dispatcher time of one eager op that launches nothing; `launch_s`: host time of one kernel
+    launch; `launch_latency_s`: from the launch call to the first kernel's start on an idle device; `sync_s`: a blocking
+    synchronisation's own cost; `backward_op_s`: as op_dispatch_s for ops run by the autograd engine (C++, no Python).
+    """
+
+    op_dispatch_s: float
+    backward_op_s: float
+    launch_s: float
+    launch_latency_s: float
+    sync_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Fitted parameters of one kernel family on one device, as data.
+
+    Attributes:
+        family: name of the kernel family (`gemm`, `attention`, ...).
+        law: name and version of the law that reads `parameters` and `arrays`; another version refuses them.
+        parameters: scalars of the law, by name with unit suffix.
+        arrays: larger tables (tree nodes of a correction), from an npz beside the YAML; empty if none.
+        fit_range: per feature the (low, high) the measurements covered.
+        heldout: error on rows not used in the fit: `n_rows`, `median`, `p90` (fractions), by subset name.
+        low_frac, high_frac: multipliers for the range of an estimate, from held-out residual quantiles.
+        provenance: source, commit, licence, date, rows used, rows held out, software versions.
+        source: FITTED, or DERIVED if inherited from another device or family.
+    """
+
+    family: str
+    law: str
+    parameters: Mapping[str, float]
+    arrays: Mapping[str, ndarray] = field(default_factory=dict)
+    fit_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    heldout: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    low_frac: float = 0.8
+    high_frac: float = 1.25
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    source: Source = Source.FITTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU or CPU model: datasheet rates, host costs and fits.
+
+    `peak_flops_per_s` is keyed by pipe: `fp64`, `fp32`, `tf32_tensor`, `fp16`, `fp16_tensor`, `bf16`, `bf16_tensor`,
+    `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such pipe. `cite` maps each
+    datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
+    """
+
+    name: str
+    title: str
+    kind: Literal["cuda", "cpu"]
+    architecture: str
+    compute_capability: str
+    n_sms: int
+    clock_hz: float
+    peak_flops_per_s: Mapping[str, float]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    l2_bytes: int
+    l2_bytes_per_s: float
+    smem_per_sm_bytes: int
+    kernel_floor_s: float
+    host_link_bytes_per_s: float
+    tdp_w: float
+    nearest: str
+    host: HostCosts
+    cite: Mapping[str, str]
+    fits: Mapping[str, Fit] = field(default_factory=dict)
