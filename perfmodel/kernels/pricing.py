@@ -1,0 +1,129 @@
+"""From ops to estimates: find each op's kernel calls, then let every family price all its calls at once.
+
+Rules are pure, so their results are remembered: by identity of the op (a graph is priced many times) and by its signature
+(a model repeats its layers). A law then sees each distinct call once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from perfmodel.db.device import Device
+from perfmodel.estimate import Estimate, Work
+from perfmodel.graph import Op, TensorSpec
+from perfmodel.kernels.registry import FAMILIES, RULES, KernelCall, Rule
+from perfmodel.kernels.roofline import roofline
+from perfmodel.kernels.unmodelled import unmodelled
+
+MAX_REMEMBERED_OPS = 1_000_000  # about 200 MB; beyond it the memory of rule results starts anew
+
+Calls = tuple[KernelCall, ...]
+
+
+@cache
+def registered_rules() -> Mapping[str, Rule]:
+    """Every kernel rule by op name, after importing all modules of this package once."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    return RULES
+
+
+def has_rule(op_name: str) -> bool:
+    """True if some module here says what a device runs for `op_name`; otherwise it is priced as unmodelled."""
+    return op_name in registered_rules()
+
+
+class _Memory:
+    """Kernel calls of the ops seen so far. Holds each op, so that an identity is never reused while it is a key."""
+
+    def __init__(self) -> None:
+        self.by_identity: dict[int, tuple[Op, Calls]] = {}
+        self.by_signature: dict[object, Calls] = {}
+
+    def calls(self, op: Op) -> Calls:
+        known = self.by_identity.get(id(op))
+        if known is not None:
+            return known[1]
+        if len(self.by_identity) >= MAX_REMEMBERED_OPS:
+            self.by_identity.clear()
+            self.by_signature.clear()
+        key = signature(op)
+        calls = self.by_signature.get(key)
+        if calls is None:
+            calls = self.by_signature[key] = registered_rules().get(op.name, unmodelled)(op)
+        self.by_identity[id(op)] = (op, calls)
+        return calls
+
+
+_MEMORY = _Memory()
+
+
+def signature(op: Op) -> tuple[object, ...]:
+    """What a rule may look at: equal signatures have equal kernel calls. Ids and module paths are left out."""
+    first_seen: dict[int, int] = {}
+    aliases = tuple(first_seen.setdefault(spec.storage, len(first_seen)) for spec in (*op.inputs, *op.outputs))
+    return (
+        op.name,
+        op.overload,
+        op.input_names,
+        tuple(map(_layout, op.inputs)),
+        tuple(map(_layout, op.outputs)),
+        aliases,
+        repr(sorted(op.attrs.items())),
+        op.phase,
+        op.stream,
+    )
+
+
+def _layout(spec: TensorSpec) -> tuple[object, ...]:
+    return spec.shape, spec.dtype, spec.strides
+
+
+def calls_of(op: Op) -> Calls:
+    """The kernels that a device runs for `op`; () for a view. An op without a rule gives one call of family `unmodelled`."""
+    return _MEMORY.calls(op)
+
+
+def work(op: Op) -> Work:
+    """FLOPs and bytes of all kernels of `op`."""
+    return sum((call.work for call in calls_of(op)), Work())
+
+
+def price(ops: Iterable[Op], device: Device) -> list[tuple[Estimate, ...]]:
+    """Estimates of the kernels of each op on `device`, in the order of `calls_of`; () for an op without kernels.
+
+    Each family prices all its calls at once. A family without a law is priced by the datasheet roofline.
+    """
+    recall = _MEMORY.calls
+    per_op = [recall(op) for op in ops]
+    distinct = {id(calls): calls for calls in per_op}
+    priced = _price_calls(distinct.values(), device)
+    results = {key: tuple(priced[id(call)] for call in calls) for key, calls in distinct.items()}
+    return [results[id(calls)] for calls in per_op]
+
+
+def price_calls(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
+    """The estimate of each call on `device` (for callers that make calls themselves, such as embedding shards)."""
+    registered_rules()
+    priced = _price_calls([tuple(calls)], device)
+    return [priced[id(call)] for call in calls]
+
+
+def _price_calls(groups: Iterable[Calls], device: Device) -> dict[int, Estimate]:
+    """Prices every distinct call; the result is keyed by the identity of the call."""
+    by_family: dict[str, dict[int, KernelCall]] = {}
+    for calls in groups:
+        for call in calls:
+            by_family.setdefault(call.family, {})[id(call)] = call
+    priced: dict[int, Estimate] = {}
+    for family, members in by_family.items():
+        law = FAMILIES.get(family, roofline)
+        found = law(list(members.values()), device)
+        if len(found) != len(members):
+            raise RuntimeError(f"family {family} gave {len(found)} estimates for {len(members)} calls")
+        priced.update(zip(members, found, strict=True))
+    return priced
