@@ -1,7 +1,7 @@
 """From ops to estimates: find each op's kernel calls, then let every family price all its calls at once.
 
-Rules are pure, so their results are remembered: by identity of the op (a graph is priced many times) and by its signature
-(a model repeats its layers). A law then sees each distinct call once.
+Rules are pure, so their results are remembered: by identity of the op (a graph is priced many times) and by its
+signature (a model repeats its layers). A law then sees each distinct call once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _layout(spec: TensorSpec) -> tuple[object, ...]:
 
 
 def calls_of(op: Op) -> Calls:
-    """The kernels that a device runs for `op`; () for a view. An op without a rule gives one call of family `unmodelled`."""
+    """The kernels that a device runs for `op`; () for a view, one call of family `unmodelled` without a rule."""
     return _MEMORY.calls(op)
 
 

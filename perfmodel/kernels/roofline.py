@@ -1,10 +1,10 @@
 """The datasheet roofline: what a kernel costs if nothing was measured.
 
-    time = max(FLOPs / peak(pipe), bytes / memory bandwidth, kernel floor)      (Williams, Waterman, Patterson, CACM 2009)
+    time = max(FLOPs / peak(pipe), bytes / memory bandwidth, kernel floor)      (Williams et al., CACM 2009)
 
-It is optimistic by construction: no kernel sustains a datasheet peak. The range says so. On unseen bf16 matrix products the
-plain datasheet roofline is 39-47 % under the measured time in the median, that is, measured is 1.6-1.9 times the roofline,
-and up to 2.5 times for most rows; a kernel whose operands are still in the L2 cache can finish under the roofline.
+It is optimistic by construction: no kernel sustains a datasheet peak. The range says so. On unseen bf16 matrix products
+the plain datasheet roofline is 39-47 % under the measured time in the median, that is, measured is 1.6-1.9 times the
+roofline, and up to 2.5 times for most rows; a kernel whose operands are still in the L2 cache can finish under it.
 """
 
 from __future__ import annotations
