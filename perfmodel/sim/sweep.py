@@ -1,0 +1,112 @@
+"""The inner loop: every task's ready, start and end from those before it. Plain Python on lists, or compiled by numba.
+
+A stream is first-in first-out and a collective's members are known, so starts follow from a longest-path recursion:
+ready = max(release, end of the previous task on the stream, end of each dep + lag); start = ready, for a collective the
+largest ready of its members; end = start + duration, for a collective the largest duration of its members.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfmodel.sim.compile import Compiled
+from perfmodel.sim.program import IntArray
+
+# Tasks from which loading numba and its cached machine code (about 0.5 s) costs less than the plain loop saves.
+COMPILED_FROM_TASKS = 500_000
+# The same once it is loaded: below this a list loop is as fast as the array round trip.
+LOADED_FROM_TASKS = 200
+
+
+class Arrays(NamedTuple):
+    """What the loop reads, as lists (plain Python) or int64 arrays (numba); names as in `Compiled` and `Wiring`."""
+
+    order: Any
+    prev: Any
+    dep_ptr: Any
+    dep_index: Any
+    dep_lag: Any
+    group: Any
+    group_ptr: Any
+    group_member: Any
+    duration: Any
+
+
+def sweep(compiled: Compiled, duration_ps: IntArray, release_ps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """(ready, start, end) of every task in ps. `release_ps` is the earliest start of each task."""
+    wiring = compiled.wiring
+    arrays = Arrays(
+        order=compiled.order,
+        prev=wiring.prev,
+        dep_ptr=wiring.dep_ptr,
+        dep_index=wiring.dep_index,
+        dep_lag=compiled.dep_lag_ps,
+        group=wiring.group,
+        group_ptr=wiring.group_ptr,
+        group_member=wiring.group_member,
+        duration=duration_ps,
+    )
+    if _use_numba(compiled.n_tasks):
+        ready = release_ps.copy()
+        start, end = np.zeros_like(ready), np.zeros_like(ready)
+        _numba_loop()(arrays, ready, start, end)
+        return ready, start, end
+    lists = Arrays(*(array.tolist() for array in arrays))
+    ready_list = release_ps.tolist()
+    start_list, end_list = [0] * len(ready_list), [0] * len(ready_list)
+    sweep_loop(lists, ready_list, start_list, end_list)
+    return _int64(ready_list), _int64(start_list), _int64(end_list)
+
+
+def sweep_loop(a: Arrays, ready: Any, start: Any, end: Any) -> None:
+    """Fills `ready` (which holds the release times), `start` and `end` in sweep order. Lists or arrays alike.
+
+    Comparisons are spelled out: a call of `max` doubles the time of the plain Python loop.
+    """
+    prev, dep_ptr, dep_index, dep_lag = a.prev, a.dep_ptr, a.dep_index, a.dep_lag
+    group, group_ptr, group_member, duration = a.group, a.group_ptr, a.group_member, a.duration
+    for task in a.order:
+        at = ready[task]
+        before = prev[task]
+        if before >= 0 and end[before] > at:
+            at = end[before]
+        for d in range(dep_ptr[task], dep_ptr[task + 1]):
+            free = end[dep_index[d]] + dep_lag[d]
+            if free > at:  # noqa: PLR1730 -- see above
+                at = free
+        ready[task] = start[task] = at
+        end[task] = at + duration[task]
+        g = group[task]
+        if g >= 0 and group_member[group_ptr[g + 1] - 1] == task:
+            together, longest = at, duration[task]
+            for m in range(group_ptr[g], group_ptr[g + 1]):
+                together = max(together, ready[group_member[m]])
+                longest = max(longest, duration[group_member[m]])
+            for m in range(group_ptr[g], group_ptr[g + 1]):
+                start[group_member[m]] = together
+                end[group_member[m]] = together + longest
+
+
+def _int64(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def _use_numba(n_tasks: int) -> bool:
+    if n_tasks < LOADED_FROM_TASKS:
+        return False
+    if _numba_loop.cache_info().currsize:
+        return True
+    return n_tasks >= COMPILED_FROM_TASKS and importlib.util.find_spec("numba") is not None
+
+
+@cache
+def _numba_loop() -> Callable[..., None]:
+    from numba import njit  # noqa: PLC0415 -- half a second to import, and not needed for small runs
+
+    loop: Callable[..., None] = njit(cache=True)(sweep_loop)
+    return loop
