@@ -128,7 +128,8 @@ def parse_count(text: object) -> int:
 
 def _parse(text: object, units: Mapping[str, Fraction], allowed: str) -> Fraction:
     if not isinstance(text, str):
-        hint = " (a bare number has no unit)" if isinstance(text, int | float) and not isinstance(text, bool) else ""
+        bare = isinstance(text, int | float) and not isinstance(text, bool) and "" not in units
+        hint = " (a bare number has no unit)" if bare else ""
         raise ValueError(f"found {text!r}{hint}, allowed {allowed}")
     match = _QUANTITY.fullmatch(text)
     if match is None:
