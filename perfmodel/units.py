@@ -221,7 +221,8 @@ def _format(value: float, scales: Mapping[str, int] | Mapping[str, Fraction], ba
     if digits is None:
         return _exact(value, scales, base)
     rounded = Fraction(f"{float(value):.{digits - 1}e}")
-    fitting = [prefix for prefix, scale in scales.items() if max(abs(rounded), abs(value)) >= scale]
+    size = max(abs(rounded), abs(Fraction(value)))
+    fitting = [prefix for prefix, scale in scales.items() if size >= scale]
     prefix = fitting[-1] if fitting else next(iter(scales))
     prefix = "" if value == 0 else prefix
     scaled = Fraction(value) / Fraction(scales[prefix])

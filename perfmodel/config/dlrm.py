@@ -1,0 +1,143 @@
+"""DLRM specs: dense features through a bottom MLP, pooled embedding tables, an interaction, a top MLP."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from perfmodel.config.loading import Spec
+from perfmodel.config.quantity import PositiveCount
+from perfmodel.config.training import SparseOptimizer, SparseOptimizerField, TrainedSpec
+from perfmodel.errors import suggest
+
+Positive = Annotated[float, Field(gt=0.0)]
+DISTRIBUTIONS = ("uniform", "zipf", "histogram")
+
+
+class Distribution(Spec):
+    """Which rows a table's indices hit. Exactly one of the two is given, or neither (uniform).
+
+    `zipf`: exponent of a power law over the rows. `histogram`: pairs (number of rows, accesses per iteration and row).
+    """
+
+    zipf: Annotated[float, Field(ge=0.0, le=4.0)] = 0.0
+    histogram: tuple[tuple[Positive, Positive], ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Distribution:
+        if self.zipf and self.histogram:
+            raise ValueError("found zipf and histogram, allowed one of them")
+        return self
+
+
+def _distribution(value: Any) -> Any:
+    if value == "uniform":
+        return {}
+    if isinstance(value, str):
+        near = suggest(value, DISTRIBUTIONS)
+        raise ValueError(f"found {value!r}, allowed uniform, {{zipf: EXPONENT}} or {{histogram: PAIRS}}{near}")
+    return value
+
+
+def _features(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class Table(Spec):
+    """One embedding table, or `count` equal ones.
+
+    Attributes:
+        rows, dim: size of the table; `dim` defaults to the model's `embedding_dim`.
+        pooling_factor: mean indices per sample; a list means that several features share the table, one entry for each.
+        ragged: bag lengths vary around the mean instead of being equal.
+        weighted: each index has a per-sample weight.
+        distribution: which rows are hit.
+        precision: element type of the stored rows.
+    """
+
+    rows: PositiveCount = Field(description="the number of rows, a whole number")
+    dim: PositiveCount | None = None
+    name: str | None = None
+    count: PositiveCount = 1
+    pooling_factor: Annotated[tuple[Positive, ...], BeforeValidator(_features), Field(min_length=1)] = (1.0,)
+    ragged: bool = False
+    weighted: bool = False
+    distribution: Annotated[Distribution, BeforeValidator(_distribution)] = Distribution()
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+
+
+def _rows_only(value: Any) -> Any:
+    return {"rows": value} if isinstance(value, int | str) and not isinstance(value, bool) else value
+
+
+class Interaction(Spec):
+    """How dense and embedded features meet.
+
+    `dot`: pairwise dot products of all vectors, below the diagonal (Naumov et al. 2019, arXiv:1906.00091). `cat`:
+    concatenation. `dcnv2`: `layers` low-rank cross layers of rank `rank` on the concatenation (Wang et al. 2021,
+    arXiv:2008.13535). `pad_to_multiple` widens the result with zeros so that the top MLP's first gemm is aligned.
+    """
+
+    kind: Literal["dot", "cat", "dcnv2"] = "dot"
+    layers: PositiveCount = 3
+    rank: PositiveCount = 512
+    pad_to_multiple: PositiveCount = 1
+
+
+def _interaction(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class DlrmSpec(TrainedSpec):
+    """A deep learning recommendation model. `top_mlp` ends with the output (1 for a click probability)."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    dense_features: PositiveCount = Field(description="the number of dense inputs, a whole number")
+    bottom_mlp: tuple[PositiveCount, ...] = Field(min_length=1, description="a list of layer widths")
+    top_mlp: tuple[PositiveCount, ...] = Field(min_length=1, description="a list of layer widths")
+    embedding_dim: PositiveCount | None = None
+    tables: tuple[Annotated[Table, BeforeValidator(_rows_only)], ...] = Field(
+        min_length=1, description="a list of tables"
+    )
+    interaction: Annotated[Interaction, BeforeValidator(_interaction)] = Interaction()
+    sparse_optimizer: SparseOptimizerField = SparseOptimizer(name="sgd")
+
+    @property
+    def expanded_tables(self) -> tuple[Table, ...]:
+        """One `Table` a table: `count` spelled out, names and dims filled in."""
+        found: list[Table] = []
+        for table in self.tables:
+            for copy in range(table.count):
+                name = table.name or f"t{len(found)}"
+                if table.count > 1 and table.name:
+                    name = f"{table.name}_{copy}"
+                update = {"name": name, "count": 1, "dim": table.dim or self.embedding_dim}
+                found.append(table.model_copy(update=update))
+        return tuple(found)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DlrmSpec:
+        tables = self.expanded_tables
+        problems = [
+            f"tables.{table.name}: no dim, and the model has no embedding_dim" for table in tables if table.dim is None
+        ]
+        names = Counter(str(table.name) for table in tables)
+        problems += [f"tables: {n} tables are called {name!r}" for name, n in names.items() if n > 1]
+        problems += [
+            f"tables.{name}: found a dot in the name, allowed none (the name becomes part of a parameter's name)"
+            for name in names
+            if "." in name
+        ]
+        if self.interaction.kind == "dot" and not problems:
+            problems += self._dims_for_dot(tables)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _dims_for_dot(self, tables: tuple[Table, ...]) -> list[str]:
+        dims = sorted({int(table.dim or 0) for table in tables} | {self.bottom_mlp[-1]})
+        if len(dims) == 1:
+            return []
+        return [f"interaction: dot needs one width for all tables and the last bottom_mlp layer, found {dims}"]

@@ -1,0 +1,159 @@
+"""PlanSpec: how a model is spread over ranks, from a plan file, a mapping or inline text such as `ddp,bucket_cap=50MiB`.
+
+Only what the plan room can place is accepted; any other key is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
+from perfmodel.config.quantity import Bytes, PositiveBytes, PositiveCount
+from perfmodel.config.reading import check_mapping
+from perfmodel.errors import ConfigError, suggest
+from perfmodel.units import MEBI
+
+# torch.nn.parallel.DistributedDataParallel, torch 2.13: bucket_cap_mb=25 and dist._DEFAULT_FIRST_BUCKET_BYTES.
+DEFAULT_BUCKET_CAP_BYTES = 25 * MEBI
+DEFAULT_FIRST_BUCKET_BYTES = 1 * MEBI
+
+Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
+SHARDINGS: tuple[Sharding, ...] = ("table_wise", "row_wise", "column_wise", "data_parallel")
+STRATEGIES = ("table_wise", "data_parallel")
+
+
+class DataParallel(Spec):
+    """DDP of the dense parameters: gradients in buckets, all-reduced in the order in which they become ready (bytes)."""
+
+    bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
+    first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
+
+
+class TablePlacement(Spec):
+    """Where one table lives: whole on one rank, split by rows or columns over ranks, or replicated on all of them."""
+
+    sharding: Sharding
+    ranks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> TablePlacement:
+        n = len(self.ranks)
+        if len(set(self.ranks)) < n:
+            raise ValueError(f"ranks: found {list(self.ranks)}, allowed each rank once")
+        if self.sharding == "table_wise" and n != 1:
+            raise ValueError(f"ranks: found {n} ranks, allowed exactly one with table_wise")
+        if self.sharding == "data_parallel" and n:
+            raise ValueError(f"ranks: found {list(self.ranks)}, allowed none with data_parallel: every rank has it")
+        if self.sharding in ("row_wise", "column_wise") and not n:
+            raise ValueError(f"ranks: missing, {self.sharding} needs the ranks that hold a part")
+        return self
+
+
+def _placement(value: Any) -> Any:
+    """`3` is whole on rank 3, `[0, 1]` split by columns over ranks 0 and 1, `data_parallel` a copy on every rank."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"sharding": "table_wise", "ranks": (value,)}
+    if isinstance(value, tuple):
+        return {"sharding": "column_wise" if len(value) > 1 else "table_wise", "ranks": value}
+    if isinstance(value, str):
+        if value != "data_parallel":
+            raise ValueError(f"found {value!r}, allowed a rank, a list of ranks, data_parallel, or a mapping")
+        return {"sharding": value}
+    return value
+
+
+class EmbeddingPlan(Spec):
+    """How embedding tables are spread.
+
+    `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
+    has all tables; `explicit`: `placement` names each table's ranks (a table is named as in the model file).
+    """
+
+    strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
+    placement: Mapping[str, Annotated[TablePlacement, BeforeValidator(_placement)]] = Field(default_factory=dict)
+
+
+def _embeddings(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in STRATEGIES:
+            near = suggest(value, STRATEGIES)
+            raise ValueError(f"found {value!r}, allowed {', '.join(STRATEGIES)} or a mapping of tables to ranks{near}")
+        return {"strategy": value}
+    if isinstance(value, Mapping) and "strategy" not in value and "placement" not in value:
+        return {"strategy": "explicit", "placement": value}
+    return value
+
+
+class PlanSpec(Spec):
+    """A plan. `accumulate`: micro-batches per iteration; gradients are reduced after the last one (`no_sync` before)."""
+
+    name: str = "ddp"
+    data_parallel: DataParallel = DataParallel()
+    embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
+    accumulate: PositiveCount = 1
+
+
+# Names that mean a plan without a file.
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {"ddp": {"name": "ddp"}}
+# Inline keys that stand for a key inside a section.
+_SHORT = {"bucket_cap": "data_parallel", "first_bucket": "data_parallel"}
+
+
+def load_plan(source: Source = "ddp") -> PlanSpec:
+    """The plan in a shipped config, a file, a mapping or inline text (`ddp,bucket_cap=50MiB`, `embeddings=table_wise`).
+
+    Inline text is a comma-separated list: first a plan's name or file if any, then `key=value`. Raises ConfigError.
+    """
+    if isinstance(source, str) and (source in BUILT_IN or "=" in source or "," in source):
+        return validate(PlanSpec, _inline(source), f"plan {source!r}")
+    where, mapping = read_source("plans", source)
+    if not isinstance(source, Mapping):
+        mapping = {"name": Path(where).stem, **mapping}
+    return validate(PlanSpec, mapping, where)
+
+
+def _inline(text: str) -> dict[str, Any]:
+    where = f"plan {text!r}"
+    words = [word.strip() for word in text.split(",")]
+    base: dict[str, Any] = {}
+    if "=" not in words[0]:
+        base = _base(words.pop(0))
+    problems = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            problems.append(f"{where}: found {word!r}, allowed key=value")
+            continue
+        path = [_SHORT[key], key] if key in _SHORT else key.split(".")
+        _put(base, path, _scalar(value))
+    if problems:
+        raise ConfigError(problems)
+    return check_mapping({"name": text, **base}, where)
+
+
+def _base(name: str) -> dict[str, Any]:
+    if name in BUILT_IN:
+        return dict(BUILT_IN[name])
+    if name in list_configs("plans") or Path(name).is_file():
+        return read_source("plans", name)[1]
+    known = [*BUILT_IN, *list_configs("plans")]
+    raise ConfigError(f"plan {name!r}: no such plan, allowed {', '.join(known)} or key=value{suggest(name, known)}")
+
+
+def _put(mapping: dict[str, Any], path: list[str], value: Any) -> None:
+    *sections, key = path
+    for section in sections:
+        inner = mapping.get(section)
+        mapping[section] = dict(inner) if isinstance(inner, Mapping) else {}
+        mapping = mapping[section]
+    mapping[key] = value
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdigit() else text

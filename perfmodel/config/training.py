@@ -1,0 +1,55 @@
+"""What every model spec shares: batch, precision and optimizers. Learning rates change no time, so they are fixed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.config.loading import Spec
+from perfmodel.config.quantity import PositiveCount
+
+Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16"]
+
+
+class Optimizer(Spec):
+    """A dense optimizer as `torch.optim` runs it.
+
+    `implementation`: `default` is what torch picks by itself (foreach on CUDA), `fused` one kernel for many parameters,
+    `for_loop` one parameter at a time.
+    """
+
+    name: Literal["sgd", "adagrad", "adam", "adamw"]
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    implementation: Literal["default", "foreach", "fused", "for_loop"] = "default"
+
+
+class SparseOptimizer(Spec):
+    """The optimizer of embedding tables. It touches only the rows that an iteration looked up.
+
+    `fused`: the update happens in the backward kernel (FBGEMM, TorchRec) and no gradient tensor exists.
+    """
+
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+    fused: bool = False
+
+
+def named(value: Any) -> Any:
+    """Lets `optimizer: adamw` stand for `optimizer: {name: adamw}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+OptimizerField = Annotated[Optimizer, BeforeValidator(named)]
+SparseOptimizerField = Annotated[SparseOptimizer, BeforeValidator(named)]
+SGD = Optimizer(name="sgd")
+ADAMW = Optimizer(name="adamw")
+
+
+class TrainedSpec(Spec):
+    """Base of the model specs. `batch_size` is samples per rank and iteration."""
+
+    name: str = Field(min_length=1, description="text")
+    batch_size: PositiveCount = Field(description="the samples per rank and iteration, a whole number")
+    precision: Precision = "fp32"
+    optimizer: OptimizerField = SGD

@@ -1,0 +1,132 @@
+"""Transformer specs. The architectures dispatch what the models of the same name in Hugging Face transformers do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from perfmodel.config.quantity import PositiveCount
+from perfmodel.config.training import ADAMW, OptimizerField, TrainedSpec
+
+Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
+Activation = Literal["gelu", "gelu_new", "gelu_tanh", "relu", "silu"]
+DEFAULT_ACTIVATION: dict[str, Activation] = {"gpt2": "gelu_new", "opt": "relu", "llama": "silu", "bert": "gelu"}
+# tie_embeddings where a file does not say: as the published models of each family.
+TIED_BY_DEFAULT = {"gpt2": True, "opt": True, "llama": False, "bert": True}
+WITHOUT_POSITION_TABLE = ("llama",)
+
+
+class TransformerSpec(TrainedSpec):
+    """A transformer with a language-model head and cross-entropy loss.
+
+    Attributes:
+        architecture: `gpt2` (decoder, learned positions, LayerNorm, fused QKV), `opt` (decoder, learned positions,
+            LayerNorm, separate QKV), `llama` (decoder, rotary positions, RMSNorm, gated MLP, grouped-query attention),
+            `bert` (encoder, post-norm, token types, masked-language-model head).
+        heads, kv_heads: query heads; key-value heads (llama; default: heads).
+        head_dim: width of a head (llama; default: hidden_size / heads).
+        embedding_size: width of the token embedding where it differs from hidden_size (opt).
+        sequence_length: tokens per sample; defaults to max_positions.
+        tied_embeddings: the head shares the token embedding's weight; default by architecture.
+        pre_norm: False puts LayerNorm after the residual (opt only).
+        pooler: BERT's pooler exists, with parameters (it gets no gradient from the language-model loss).
+        attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
+        gradient_checkpointing: recompute each block in backward.
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    architecture: Literal["gpt2", "opt", "llama", "bert"] = Field(description="gpt2, opt, llama or bert")
+    optimizer: OptimizerField = ADAMW
+    vocab_size: PositiveCount = Field(description="a whole number")
+    hidden_size: PositiveCount = Field(description="a whole number")
+    layers: PositiveCount = Field(description="the number of blocks, a whole number")
+    heads: PositiveCount = Field(description="a whole number")
+    kv_heads: PositiveCount | None = None
+    head_dim: PositiveCount | None = None
+    ffn_size: PositiveCount | None = None
+    embedding_size: PositiveCount | None = None
+    max_positions: PositiveCount = Field(description="a whole number")
+    sequence_length: PositiveCount | None = None
+    token_types: PositiveCount = 2
+    activation: Activation | None = None
+    norm_epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    rope_theta: Annotated[float, Field(gt=0.0)] = 10000.0
+    tied_embeddings: bool | None = None
+    pre_norm: bool = True
+    pooler: bool = False
+    hidden_dropout: Dropout = 0.0
+    attention_dropout: Dropout = 0.0
+    embedding_dropout: Dropout = 0.0
+    attention: Literal["eager", "sdpa"] = "sdpa"
+    gradient_checkpointing: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per sample."""
+        return self.sequence_length or self.max_positions
+
+    @property
+    def width_of_head(self) -> int:
+        """Elements of one head."""
+        return self.head_dim or self.hidden_size // self.heads
+
+    @property
+    def groups(self) -> int:
+        """Key-value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def ffn(self) -> int:
+        """Width of the feed-forward layer."""
+        return self.ffn_size or 4 * self.hidden_size
+
+    @property
+    def act(self) -> Activation:
+        """The activation, with the architecture's default."""
+        return self.activation or DEFAULT_ACTIVATION[self.architecture]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head shares the embedding's weight, with the architecture's default."""
+        return TIED_BY_DEFAULT[self.architecture] if self.tied_embeddings is None else self.tied_embeddings
+
+    def has_bias(self, part: Literal["attention", "mlp"]) -> bool:
+        """Whether the linear layers of a part have a bias, with the architecture's default."""
+        given = self.attention_bias if part == "attention" else self.mlp_bias
+        return self.architecture != "llama" if given is None else given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TransformerSpec:
+        problems = []
+        if self.head_dim is None and self.hidden_size % self.heads:
+            problems.append(f"heads: found {self.heads}, allowed a divisor of hidden_size {self.hidden_size}")
+        if self.heads % self.groups:
+            problems.append(f"kv_heads: found {self.groups}, allowed a divisor of heads {self.heads}")
+        if self.tokens > self.max_positions and self.architecture not in WITHOUT_POSITION_TABLE:
+            problems.append(f"sequence_length: found {self.tokens}, allowed at most max_positions {self.max_positions}")
+        problems += self._misplaced()
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _misplaced(self) -> list[str]:
+        only = {
+            "kv_heads": ("llama",),
+            "head_dim": ("llama",),
+            "rope_theta": ("llama",),
+            "embedding_size": ("opt",),
+            "pre_norm": ("opt",),
+            "token_types": ("bert",),
+            "pooler": ("bert",),
+            "embedding_dropout": ("gpt2",),
+            "attention_bias": ("opt", "llama"),
+            "mlp_bias": ("opt", "llama"),
+        }
+        wrong = [key for key, homes in only.items() if key in self.model_fields_set and self.architecture not in homes]
+        return [
+            f"{key}: found with architecture {self.architecture}, allowed with {' or '.join(only[key])}"
+            for key in wrong
+        ]

@@ -1,0 +1,29 @@
+"""Image classifiers: ResNet (He et al. 2015, arXiv:1512.03385), ResNeXt (Xie et al. 2017, arXiv:1611.05431)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from perfmodel.config.quantity import PositiveCount
+from perfmodel.config.training import TrainedSpec
+
+
+class VisionSpec(TrainedSpec):
+    """A residual network.
+
+    Attributes:
+        depth: 18 and 34 use basic blocks, 50, 101 and 152 bottlenecks.
+        groups, width_per_group: of the 3x3 convolution in a bottleneck; 1 and 64 is ResNet, 32 and 4 ResNeXt-50 32x4d.
+        image_size: height and width of the square input (pixels).
+        channels_last: memory format of activations and weights.
+    """
+
+    kind: Literal["vision"] = "vision"
+    depth: Literal[18, 34, 50, 101, 152] = Field(description="18, 34, 50, 101 or 152")
+    groups: PositiveCount = 1
+    width_per_group: PositiveCount = 64
+    image_size: PositiveCount = 224
+    classes: PositiveCount = 1000
+    channels_last: bool = False
