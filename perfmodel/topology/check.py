@@ -1,0 +1,40 @@
+"""Checks of a host's graph: links that go both ways alike, and a path between every two ranks."""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from perfmodel.errors import TopologyError
+from perfmodel.topology.host import Host
+
+
+def check_symmetric(graph: nx.DiGraph[str]) -> None:
+    """Raises TopologyError naming the first two neighbours whose link differs by direction or goes one way only."""
+    for source, target, link in graph.edges(data="link"):
+        if not graph.has_edge(target, source):
+            raise TopologyError(f"{source} and {target}: the link from {source} has no way back")
+        back = graph.edges[target, source]["link"]
+        if (link.kind, link.n_lanes) != (back.kind, back.n_lanes):
+            raise TopologyError(
+                f"{source} and {target}: {link.kind} x{link.n_lanes} one way, {back.kind} x{back.n_lanes} the other"
+            )
+
+
+def check_host(host: Host) -> None:
+    """Raises TopologyError naming a pair of ranks of one host without a path, or with a one-way link."""
+    check_symmetric(host.graph)
+    if len(host.ranks) < 2 or nx.is_strongly_connected(host.graph.subgraph(_with_wires(host))):
+        return
+    graph = host.graph
+    reached = nx.descendants(graph, host.ranks[0]) | {host.ranks[0]}
+    lost = next((rank for rank in host.ranks if rank not in reached), None)
+    if lost:
+        raise TopologyError(
+            f"{host.ranks[0]} and {lost} have no path: nothing joins them; give `pcie`, or more NVLinks"
+        )
+
+
+def _with_wires(host: Host) -> list[str]:
+    return [name for name in host.graph if host.graph.degree(name)] + [
+        r for r in host.ranks if not host.graph.degree(r)
+    ]
