@@ -1,4 +1,4 @@
-"""PlanSpec: how a model is spread over ranks, from a plan file, a mapping or inline text such as `ddp,bucket_cap=50MiB`.
+"""PlanSpec: how a model is spread over ranks. From a plan file, a mapping or inline text (`ddp,bucket_cap=50MiB`).
 
 Only what the plan room can place is accepted; any other key is refused.
 """
@@ -27,7 +27,7 @@ STRATEGIES = ("table_wise", "data_parallel")
 
 
 class DataParallel(Spec):
-    """DDP of the dense parameters: gradients in buckets, all-reduced in the order in which they become ready (bytes)."""
+    """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order in which they become ready."""
 
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
@@ -89,7 +89,7 @@ def _embeddings(value: Any) -> Any:
 
 
 class PlanSpec(Spec):
-    """A plan. `accumulate`: micro-batches per iteration; gradients are reduced after the last one (`no_sync` before)."""
+    """A plan. `accumulate`: micro-batches per iteration; gradients are reduced after the last (`no_sync` before)."""
 
     name: str = "ddp"
     data_parallel: DataParallel = DataParallel()
