@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
 from perfmodel.config.quantity import Bytes, PositiveBytes, PositiveCount
@@ -21,48 +21,24 @@ from perfmodel.units import MEBI
 DEFAULT_BUCKET_CAP_BYTES = 25 * MEBI
 DEFAULT_FIRST_BUCKET_BYTES = 1 * MEBI
 
-Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
-SHARDINGS: tuple[Sharding, ...] = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STRATEGIES = ("table_wise", "data_parallel")
 
 
 class DataParallel(Spec):
-    """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order in which they become ready."""
+    """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order they become ready.
+
+    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce.
+    """
 
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
-
-
-class TablePlacement(Spec):
-    """Where one table lives: whole on one rank, split by rows or columns over ranks, or replicated on all of them."""
-
-    sharding: Sharding
-    ranks: tuple[Annotated[int, Field(ge=0)], ...] = ()
-
-    @model_validator(mode="after")
-    def _ranks_fit(self) -> TablePlacement:
-        n = len(self.ranks)
-        if len(set(self.ranks)) < n:
-            raise ValueError(f"ranks: found {list(self.ranks)}, allowed each rank once")
-        if self.sharding == "table_wise" and n != 1:
-            raise ValueError(f"ranks: found {n} ranks, allowed exactly one with table_wise")
-        if self.sharding == "data_parallel" and n:
-            raise ValueError(f"ranks: found {list(self.ranks)}, allowed none with data_parallel: every rank has it")
-        if self.sharding in ("row_wise", "column_wise") and not n:
-            raise ValueError(f"ranks: missing, {self.sharding} needs the ranks that hold a part")
-        return self
+    gradient_as_bucket_view: bool = False
 
 
 def _placement(value: Any) -> Any:
-    """`3` is whole on rank 3, `[0, 1]` split by columns over ranks 0 and 1, `data_parallel` a copy on every rank."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return {"sharding": "table_wise", "ranks": (value,)}
-    if isinstance(value, tuple):
-        return {"sharding": "column_wise" if len(value) > 1 else "table_wise", "ranks": value}
-    if isinstance(value, str):
-        if value != "data_parallel":
-            raise ValueError(f"found {value!r}, allowed a rank, a list of ranks, data_parallel, or a mapping")
-        return {"sharding": value}
+    rank = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not rank and value != "data_parallel":
+        raise ValueError(f"found {value!r}, allowed a rank (0, 1, ...) or data_parallel")
     return value
 
 
@@ -70,11 +46,12 @@ class EmbeddingPlan(Spec):
     """How embedding tables are spread.
 
     `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
-    has all tables; `explicit`: `placement` names each table's ranks (a table is named as in the model file).
+    has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table is
+    named as in the model file, or by its parameter.
     """
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
-    placement: Mapping[str, Annotated[TablePlacement, BeforeValidator(_placement)]] = Field(default_factory=dict)
+    placement: Mapping[str, Annotated[int | str, BeforeValidator(_placement)]] = Field(default_factory=dict)
 
 
 def _embeddings(value: Any) -> Any:
@@ -100,7 +77,7 @@ class PlanSpec(Spec):
 # Names that mean a plan without a file.
 BUILT_IN: Mapping[str, Mapping[str, Any]] = {"ddp": {"name": "ddp"}}
 # Inline keys that stand for a key inside a section.
-_SHORT = {"bucket_cap": "data_parallel", "first_bucket": "data_parallel"}
+_SHORT = dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view"), "data_parallel")
 
 
 def load_plan(source: Source = "ddp") -> PlanSpec:
