@@ -26,7 +26,7 @@ class Spec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-SpecT = TypeVar("SpecT", bound=Spec)
+SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def config_dirs() -> tuple[Path, ...]:

@@ -46,8 +46,8 @@ class EmbeddingPlan(Spec):
     """How embedding tables are spread.
 
     `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
-    has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table is
-    named as in the model file, or by its parameter.
+    has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table
+    is named as in the model file, or by its parameter.
     """
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
