@@ -1,0 +1,19 @@
+"""Devices and their fits: find, load, check, write. The only room that touches `kernels_db/`."""
+
+from perfmodel.db.device import Device, Fit, HostCosts
+from perfmodel.db.fits import read_fit, write_fit
+from perfmodel.db.inherit import inherit_fits
+from perfmodel.db.loading import db_root, list_devices, load_device, resolve_device
+
+__all__ = [
+    "Device",
+    "Fit",
+    "HostCosts",
+    "db_root",
+    "inherit_fits",
+    "list_devices",
+    "load_device",
+    "read_fit",
+    "resolve_device",
+    "write_fit",
+]

@@ -15,9 +15,10 @@ from perfmodel.estimate import Source
 class HostCosts:
     """What the host thread that drives this device spends, in seconds, and where the figures come from.
 
-    `op_dispatch_s`: Python and dispatcher time of one eager op that launches nothing; `launch_s`: host time of one kernel
-    launch; `launch_latency_s`: from the launch call to the first kernel's start on an idle device; `sync_s`: a blocking
-    synchronisation's own cost; `backward_op_s`: as op_dispatch_s for ops run by the autograd engine (C++, no Python).
+    `op_dispatch_s`: Python and dispatcher time of one eager op that launches nothing; `launch_s`: host time of one
+    kernel launch; `launch_latency_s`: from the launch call to the first kernel's start on an idle device; `sync_s`: a
+    blocking synchronisation's own cost; `backward_op_s`: as op_dispatch_s for ops run by the autograd engine (C++, no
+    Python).
     """
 
     op_dispatch_s: float
@@ -60,9 +61,10 @@ class Fit:
 class Device:
     """One GPU or CPU model: datasheet rates, host costs and fits.
 
-    `peak_flops_per_s` is keyed by pipe: `fp64`, `fp32`, `tf32_tensor`, `fp16`, `fp16_tensor`, `bf16`, `bf16_tensor`,
-    `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such pipe. `cite` maps each
-    datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
+    `peak_flops_per_s` is keyed by pipe: `fp64`, `fp64_tensor`, `fp32`, `tf32_tensor`, `fp16`, `fp16_tensor`, `bf16`,
+    `bf16_tensor`, `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such
+    pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
+    Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache.
     """
 
     name: str
