@@ -1,8 +1,8 @@
 """TopologySpec: a machine as people write it in `configs/topologies/*.yaml`.
 
-A node is one host. Inside it the PCIe tree is given by what `nvidia-smi topo -m` can tell apart, from near to far: members
-of one `switches` group are PIX to each other, of one `switch_trees` group PXB, of one `host_bridges` group PHB, of one
-`sockets` group NODE, the rest SYS. A group holds GPU numbers, or names such as `gpu3` and `nic0`.
+A node is one host. Inside it the PCIe tree is given by what `nvidia-smi topo -m` can tell apart, from near to far:
+members of one `switches` group are PIX to each other, of one `switch_trees` group PXB, of one `host_bridges` group PHB,
+of one `sockets` group NODE, the rest SYS. A group holds GPU numbers, or names such as `gpu3` and `nic0`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from perfmodel.config.loading import Spec
 from perfmodel.config.quantity import BytesPerS, Seconds
 
 LEVELS = ("switches", "switch_trees", "host_bridges", "sockets")
@@ -40,25 +41,39 @@ def _env_text(value: Any) -> str:
     return str(value)
 
 
-Member = Annotated[str, BeforeValidator(_member)]
-Group = Annotated[tuple[Member, ...], Field(strict=False, min_length=1)]
-Groups = Annotated[tuple[Group, ...], Field(strict=False)]
+def _groups(value: Any) -> Any:
+    """A number of equal groups of GPUs, or the groups themselves."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ValueError(f"found {value}, allowed at least 1 group")
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(group, list | tuple) and group for group in value):
+        raise ValueError(
+            f"found {value!r}, allowed a number of equal groups or lists such as [[0, 1, nic0], [2, 3, nic1]]"
+        )
+    return tuple(tuple(_member(name) for name in group) for group in value)
+
+
+def _gpu_list(value: Any) -> Any:
+    """One kind of GPU may be written without a list."""
+    return value if value is None or isinstance(value, list | tuple) else (value,)
+
+
+Groups = Annotated[int | tuple[tuple[str, ...], ...], BeforeValidator(_groups)]
+EnvName = Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")]
+EnvText = Annotated[str, BeforeValidator(_env_text)]
 Positive = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class GpuSpec(_Spec):
+class GpuSpec(Spec):
     """`count` GPUs of one device model (a name in `kernels_db/`)."""
 
     count: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)] = 1
     device: Annotated[str, Field(min_length=1)]
 
 
-class CpuSpec(_Spec):
+class CpuSpec(Spec):
     """`ranks` processes that compute on the host's CPU, speaking gloo over the loopback interface."""
 
     ranks: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)] = 1
@@ -67,7 +82,7 @@ class CpuSpec(_Spec):
     loopback_latency: Seconds
 
 
-class NvlinkSpec(_Spec):
+class NvlinkSpec(Spec):
     """NVLink of one node: one of `switch` (every link goes to NVSwitches), `mesh` (n links to each peer) or `pairs`.
 
     `pairs` holds [gpu, gpu, links]. `link_bandwidth` and `delivered_bandwidth` (per link and direction) replace the
@@ -104,7 +119,7 @@ class NvlinkSpec(_Spec):
         return self
 
 
-class PortSpec(_Spec):
+class PortSpec(Spec):
     """The PCIe link from one member up to its parent, where it differs from the node's."""
 
     generation: Annotated[int, Field(ge=3, le=6)] | None = None
@@ -112,10 +127,10 @@ class PortSpec(_Spec):
     bandwidth: BytesPerS | None = None
 
 
-class MeasuredSpec(_Spec):
+class MeasuredSpec(Spec):
     """A measured bandwidth (one direction, nothing else running) of GPU pairs, or of every pair of one path kind."""
 
-    pairs: Annotated[tuple[Annotated[tuple[Index, Index], Field(strict=False)], ...], Field(strict=False)] = ()
+    pairs: tuple[tuple[Index, Index], ...] = ()
     path: Literal["nvlink", "nvswitch", "nvlink_relay", "pix", "pxb", "phb", "node", "sys", "staged"] | None = None
     bandwidth: BytesPerS
     latency: Seconds | None = None
@@ -127,23 +142,23 @@ class MeasuredSpec(_Spec):
         return self
 
 
-class PcieSpec(_Spec):
+class PcieSpec(Spec):
     """The PCIe tree of a node: link speed and who shares what.
 
-    Each level is a list of groups or the number of equal groups of GPUs. `tree` (parent: [children]) replaces the levels
-    for boxes they cannot say: names start with numa, bridge, switch, gpu or nic. `hidden`: a virtual machine shows a flat
-    tree; pairs then need `measured`.
+    Each level is a list of groups or the number of equal groups of GPUs. `tree` (parent: [children]) replaces the
+    levels for boxes they cannot say: names start with numa, bridge, switch, gpu or nic. `hidden`: a virtual machine
+    shows a flat tree; pairs then need `measured`.
     """
 
     generation: Annotated[int, Field(ge=3, le=6)]
     lanes: Literal[1, 2, 4, 8, 16] = 16
     uplink_lanes: Literal[1, 2, 4, 8, 16] | None = None
-    switches: Positive | Groups = ()
-    switch_trees: Positive | Groups = ()
-    host_bridges: Positive | Groups = ()
-    sockets: Positive | Groups = ()
-    tree: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] | None = None
-    ports: dict[str, PortSpec] = {}
+    switches: Groups = ()
+    switch_trees: Groups = ()
+    host_bridges: Groups = ()
+    sockets: Groups = ()
+    tree: dict[str, tuple[str, ...]] | None = None
+    ports: dict[str, PortSpec] = Field(default_factory=dict)
     inter_socket: SocketKind = "upi"
     inter_socket_bandwidth: BytesPerS | None = None
     host_memory_bandwidth: BytesPerS | None = None
@@ -157,15 +172,18 @@ class PcieSpec(_Spec):
         return self
 
 
-class NicSpec(_Spec):
-    """`count` network cards; NIC i sits by GPU i * n_gpus // count unless a PCIe group names it. `storage`: not for training."""
+class NicSpec(Spec):
+    """`count` network cards; NIC i sits by GPU i * n_gpus // count unless a PCIe group names it.
+
+    `storage` lists those that training does not use.
+    """
 
     count: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)] = 1
     kind: NicKind
     bandwidth: BytesPerS | None = None
     delivered_bandwidth: BytesPerS | None = None
     latency: Seconds | None = None
-    storage: Annotated[tuple[Index, ...], Field(strict=False)] = ()
+    storage: tuple[Index, ...] = ()
 
     @model_validator(mode="after")
     def _has_rate(self) -> Self:
@@ -177,7 +195,7 @@ class NicSpec(_Spec):
         return self
 
 
-class P2pSpec(_Spec):
+class P2pSpec(Spec):
     """When GPUs write to each other over PCIe: up to `level` apart (as NCCL_P2P_LEVEL), unless disabled or unsupported.
 
     Without `level`, as NCCL decides: across sockets on AMD (`inter_socket: xgmi*`), within one otherwise.
@@ -185,35 +203,34 @@ class P2pSpec(_Spec):
 
     level: P2pLevel | None = None
     disabled: bool = False
-    unsupported: Annotated[tuple[Annotated[tuple[Index, Index], Field(strict=False)], ...], Field(strict=False)] = ()
+    unsupported: tuple[tuple[Index, Index], ...] = ()
 
 
-class NodeSpec(_Spec):
+class NodeSpec(Spec):
     """One host: its GPUs (or CPU ranks) and what joins them."""
 
-    gpus: GpuSpec | Annotated[tuple[GpuSpec, ...], Field(strict=False, min_length=1)] | None = None
+    gpus: Annotated[tuple[GpuSpec, ...], BeforeValidator(_gpu_list)] = ()
     cpus: CpuSpec | None = None
     nvlink: NvlinkSpec | None = None
     pcie: PcieSpec | None = None
     nics: NicSpec | None = None
     p2p: P2pSpec = P2pSpec()
-    measured: Annotated[tuple[MeasuredSpec, ...], Field(strict=False)] = ()
+    measured: tuple[MeasuredSpec, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Device of each rank of the node, in order."""
         if self.cpus is not None:
             return (self.cpus.device,) * self.cpus.ranks
-        groups = self.gpus if isinstance(self.gpus, tuple) else (self.gpus,) if self.gpus else ()
-        return tuple(group.device for group in groups for _ in range(group.count))
+        return tuple(group.device for group in self.gpus for _ in range(group.count))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.gpus is None) == (self.cpus is None):
+        if bool(self.gpus) == (self.cpus is not None):
             raise ValueError("a node has `gpus` or `cpus`, exactly one of them")
         if self.cpus is not None and (self.nvlink or self.pcie):
             raise ValueError("`nvlink` and `pcie` join GPUs; a node of `cpus` has neither")
-        if self.nics is not None and self.gpus is not None and self.pcie is None:
+        if self.nics is not None and self.gpus and self.pcie is None:
             raise ValueError("`nics` sit on PCIe: give `pcie`")
         self._check_numbers()
         return self
@@ -239,14 +256,14 @@ class NodeSpec(_Spec):
         return named + [name for children in (self.pcie.tree or {}).values() for name in children]
 
 
-class GroupSpec(_Spec):
+class GroupSpec(Spec):
     """`nodes` equal hosts, in a machine whose hosts differ."""
 
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     node: NodeSpec
 
 
-class NetworkSpec(_Spec):
+class NetworkSpec(Spec):
     """What joins the hosts: `switch` (all NICs on one) or `fat_tree` (leaves under a spine).
 
     `rails`: NIC i of every host of a block of `nodes_per_leaf` shares leaf i, so equal NICs meet without the spine.
@@ -255,25 +272,25 @@ class NetworkSpec(_Spec):
 
     kind: Literal["switch", "fat_tree"] = "fat_tree"
     rails: bool = False
-    oversubscription: Annotated[float, Field(ge=1.0, le=64.0, strict=False, allow_inf_nan=False)] = 1.0
+    oversubscription: Annotated[float, Field(ge=1.0, le=64.0)] = 1.0
     nodes_per_leaf: Positive = 32
     switch_latency: Seconds | None = None
 
 
-class TopologySpec(_Spec):
+class TopologySpec(Spec):
     """A machine: `nodes` equal hosts of one `node`, or `groups` of them, joined by `network`.
 
-    `fabric` names the collective fit to use (derived when absent); `env` holds NCCL_* variables that change its choices.
+    `fabric` names the collective fit to use (derived when absent); `env` holds NCCL_* variables, which change choices.
     """
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     node: NodeSpec | None = None
-    groups: Annotated[tuple[GroupSpec, ...], Field(strict=False)] = ()
+    groups: tuple[GroupSpec, ...] = ()
     network: NetworkSpec | None = None
     fabric: str | None = None
-    env: dict[Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")], Annotated[str, BeforeValidator(_env_text)]] = {}
+    env: dict[EnvName, EnvText] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:

@@ -10,7 +10,8 @@ from perfmodel.topology.host import Host
 
 def check_symmetric(graph: nx.DiGraph[str]) -> None:
     """Raises TopologyError naming the first two neighbours whose link differs by direction or goes one way only."""
-    for source, target, link in graph.edges(data="link"):
+    for source, target, data in graph.edges(data=True):
+        link = data["link"]
         if not graph.has_edge(target, source):
             raise TopologyError(f"{source} and {target}: the link from {source} has no way back")
         back = graph.edges[target, source]["link"]

@@ -21,7 +21,7 @@ def device_family(device: str) -> str:
 
 
 def fabric_name(spec: TopologySpec) -> str:
-    """`<shape>_<chip>` of the first kind of node: nvswitch, nvlink_mesh, nvlink_pairs, pcie, or gloo_loopback for CPUs."""
+    """`<shape>_<chip>` of the first node (nvswitch, nvlink_mesh, nvlink_pairs, pcie); gloo_loopback for CPUs."""
     node = spec.node_groups[0][1]
     return "gloo_loopback" if node.cpus else f"{_shape(node)}_{device_family(node.devices[0])}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import networkx as nx
 
@@ -41,7 +42,8 @@ class Host:
     Attributes:
         spec: what it was built from.
         env: the NCCL variables of the machine.
-        graph: its links, a DiGraph of local names (`gpu0`, `switch1`); an edge's `link` is a Link, a node's `kind` a NodeKind.
+        graph: its links, a DiGraph of local names (`gpu0`, `switch1`); an edge's `link` is a Link, a node's `kind` a
+            NodeKind.
         parents: the PCIe tree.
         ranks: local names of its ranks, in order.
     """
@@ -60,8 +62,6 @@ class Host:
         for measured in spec.measured:
             self._apply(measured)
         self._paths.clear()
-
-    # -- construction ---------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
         for rank in self.ranks:
@@ -195,7 +195,7 @@ class Host:
                 self.graph.edges[source, target]["link"] = replace(link, resource=name)
 
     def _apply(self, measured: MeasuredSpec) -> None:
-        """Makes the named pairs deliver what was measured: widens narrower links, caps the pair where they are wider."""
+        """Makes the named pairs deliver what was measured: widens narrower links, caps the pair where it is wider."""
         pairs = [(f"gpu{a}", f"gpu{b}") for a, b in measured.pairs]
         if measured.path:
             kinds = {(a, b): self._path(a, b)[0] for a in self.ranks for b in self.ranks if a != b}
@@ -222,8 +222,6 @@ class Host:
         if measured.latency is not None:
             self.measured_latency_s[source, target] = measured.latency
 
-    # -- routes ---------------------------------------------------------------------------------------------------------
-
     def path(self, source: str, target: str) -> Path:
         """Kind and links from one rank to another of this host.
 
@@ -236,8 +234,8 @@ class Host:
             cap = self._caps.get(key)
             if cap is None and kind.is_pcie and self.spec.pcie and self.spec.pcie.hidden:
                 raise TopologyError(
-                    f"{source} and {target}: the virtual machine hides the PCIe tree, so their bandwidth is unknown; measure it "
-                    f"(p2pBandwidthLatencyTest) and write `measured: [{{path: {kind}, bandwidth: ... GB/s}}]` in the node"
+                    f"{source} and {target}: a virtual machine hides the PCIe tree, so their bandwidth is unknown; "
+                    f"measure it (p2pBandwidthLatencyTest) and add to the node: measured: [{{path: {kind}, bandwidth: ...}}]"
                 )
             self._paths[key] = (kind, (*links, cap) if cap else links)
         return self._paths[key]
@@ -272,7 +270,7 @@ class Host:
             return ()
         level = self.env.get("NCCL_P2P_LEVEL", "").lower() or self.spec.p2p.level
         if level is None:
-            # NCCL: AMD CPUs forward peer-to-peer between sockets, Intel's do not (src/graph/paths.cc, ncclTopoCheckP2p).
+            # AMD CPUs forward peer-to-peer between sockets, Intel's do not (nccl src/graph/paths.cc, ncclTopoCheckP2p).
             level = "sys" if self.spec.pcie and self.spec.pcie.inter_socket.startswith("xgmi") else "phb"
         level = {"loc": "nvl", "0": "nvl", "1": "pix", "2": "pxb", "3": "phb", "4": "sys", "5": "sys"}.get(level, level)
         if level not in _P2P_LEVELS:
@@ -294,7 +292,7 @@ class Host:
         return min(link.bandwidth_bytes_per_s for link in self._links(names))
 
     def _links(self, names: Sequence[str]) -> tuple[Link, ...]:
-        return tuple(self.graph.edges[a, b]["link"] for a, b in zip(names, names[1:], strict=False))
+        return tuple(self.graph.edges[a, b]["link"] for a, b in pairwise(names))
 
     def _up(self, name: str) -> list[str]:
         chain = [name]

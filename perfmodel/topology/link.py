@@ -80,8 +80,8 @@ class Link:
         raw_bandwidth_bytes_per_s: signalling rate less line coding, as datasheets give it.
         latency_s: time that the link adds to the first byte.
         n_lanes: NVLinks in the bundle, PCIe lanes, or ports.
-        resource: what flows share. Two links with one resource share its bandwidth (host memory serves both directions);
-            otherwise it is the link's own name, so that only flows in one direction share it.
+        resource: what flows share. Two links with one resource share its bandwidth (host memory serves both
+            directions); otherwise it is the link's own name, so that only flows in one direction share it.
     """
 
     source: str
@@ -109,7 +109,7 @@ class RankPlace:
         device: name in `kernels_db/`.
         host: number of the host (one operating system, one `localhost`).
         local_rank: device number on that host: what `cuda:<n>` means there.
-        nvlink_domain: number of the set of GPUs it reaches by NVLink; may be smaller than a host (bridges) or larger (racks).
+        nvlink_domain: number of the set of GPUs it reaches by NVLink; smaller than a host (bridges) or larger (racks).
         nics: names of the NICs that it uses, nearest first; empty when the host has none.
     """
 
@@ -124,7 +124,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairInfo:
-    """One ordered pair of ranks with nothing else running: path, bytes per second of its narrowest link, summed latency.
+    """One ordered pair of ranks with nothing else running: path, rate of its narrowest link, summed latency.
 
     `bandwidth_bytes_per_s` is infinite and `narrowest` None for a rank and itself.
     """

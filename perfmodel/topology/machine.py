@@ -14,7 +14,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.topology.check import check_host
 from perfmodel.topology.fabric import fabric_name
 from perfmodel.topology.host import NVSWITCH, Host
-from perfmodel.topology.link import Link, NodeKind, PairInfo, PathKind, RankPlace
+from perfmodel.topology.link import Link, PairInfo, PathKind, RankPlace
 from perfmodel.topology.network import Network
 from perfmodel.topology.nics import place_nics, to_nic
 
@@ -53,8 +53,6 @@ class Topology:
         self._links: dict[tuple[int, str], Link] = {}
         self._graph: nx.DiGraph[str] | None = None
 
-    # -- construction ---------------------------------------------------------------------------------------------------
-
     def _nvlink_hosts(self) -> list[int]:
         """For every host the first host that its NVSwitches also join (itself where NVLink stays inside a host)."""
         firsts: list[int] = []
@@ -63,7 +61,7 @@ class Topology:
             span = node.nvlink.nodes_per_domain if node.nvlink else 1
             if count % span and count > span:
                 raise TopologyError(
-                    f"groups.{kind}: {count} nodes do not fill NVLink domains of {span} nodes; allowed a multiple of {span}"
+                    f"groups.{kind}: {count} nodes do not fill NVLink domains of {span}; allowed a multiple of {span}"
                 )
             firsts += [start + index // span * span for index in range(count)]
         return firsts
@@ -89,8 +87,6 @@ class Topology:
                     )
                 )
         return tuple(places)
-
-    # -- what it is -----------------------------------------------------------------------------------------------------
 
     @property
     def n_ranks(self) -> int:
@@ -131,8 +127,6 @@ class Topology:
         if len(set(ranks)) != len(ranks):
             raise TopologyError(f"{self.name}: a rank is twice in the group {list(ranks)}")
 
-    # -- routes ---------------------------------------------------------------------------------------------------------
-
     def route(self, source: int, target: int) -> tuple[Link, ...]:
         """Links that bytes from one rank to another cross, in order. Raises TopologyError where there is no path."""
         return self.pair(source, target).links
@@ -171,8 +165,8 @@ class Topology:
             else:
                 if not place.nics:
                     raise TopologyError(
-                        f"{self.name}: ranks {first.rank} ({first.node}) and {second.rank} ({second.node}) have no path: "
-                        f"host {place.host} has no NIC; give `nics` in its node"
+                        f"{self.name}: ranks {first.rank} ({first.node}) and {second.rank} ({second.node}) have no "
+                        f"path: host {place.host} has no NIC; give `nics` in its node"
                     )
                 links = to_nic(host, name, place.nics[0].split("/")[1], outward=outward)
             ends.append(tuple(self._globally(place.host, link) for link in links))
@@ -209,8 +203,8 @@ class Topology:
             for number, kind in enumerate(self._kind_of_host):
                 local = self._kinds[kind].graph
                 graph.add_nodes_from((self._global_name(number, name), data) for name, data in local.nodes(data=True))
-                for _, _, link in local.edges(data="link"):
-                    moved = self._globally(number, link)
+                for _, _, data in local.edges(data=True):
+                    moved = self._globally(number, data["link"])
                     graph.add_edge(moved.source, moved.target, link=moved)
             if len(self._kind_of_host) > 1:
                 self.network.add_to(graph)
@@ -231,7 +225,7 @@ def _pair_info(kind: PathKind, links: tuple[Link, ...], latency_s: float | None)
 
 def _nvlink_components(host: Host) -> tuple[str, ...]:
     """For each rank a name of its NVLink component inside the host: the switch, or its lowest member."""
-    nvlink = nx.Graph((a, b) for a, b, link in host.graph.edges(data="link") if link.kind.startswith("nvlink"))
+    nvlink = nx.Graph((a, b) for a, b, data in host.graph.edges(data=True) if data["link"].kind.startswith("nvlink"))
     names = []
     for rank in host.ranks:
         members = nx.node_connected_component(nvlink, rank) if rank in nvlink else {rank}

@@ -18,8 +18,8 @@ SPINE = "net/spine"
 class Network:
     """Leaves and one spine that stands for the whole non-blocking upper part of a fat tree.
 
-    A leaf's uplink is one link with the summed bandwidth of its NICs divided by the oversubscription, so that flows which
-    leave it share that sum (no loss from unlucky hashing).
+    A leaf's uplink is one link with the summed bandwidth of its NICs divided by the oversubscription, so that flows
+    which leave it share that sum (no loss from unlucky hashing).
     """
 
     def __init__(self, spec: NetworkSpec, nics: Sequence[HostNics]) -> None:
@@ -72,7 +72,7 @@ class Network:
         )
 
     def _of(self, nic: str) -> tuple[LinkKind, LinkSpeed]:
-        nics = self._nics[int(nic.split("/")[0][1:])]
+        nics = self._nics[int(nic.partition("/")[0][1:])]
         if nics.kind is None or nics.speed is None:
             raise TopologyError(f"{nic} does not exist")
         return nics.kind, nics.speed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from perfmodel.config.topology import NicSpec
 from perfmodel.errors import TopologyError
@@ -85,7 +86,7 @@ def to_nic(host: Host, rank: str, nic: str, *, outward: bool) -> tuple[Link, ...
             names = host.staged(names)
     if not outward:
         names = tuple(reversed(names))
-    return tuple(host.graph.edges[a, b]["link"] for a, b in zip(names, names[1:], strict=False))
+    return tuple(host.graph.edges[a, b]["link"] for a, b in pairwise(names))
 
 
 def _gdr(host: Host, kind: PathKind) -> bool:

@@ -1,8 +1,8 @@
 """Rates and latencies of each kind of link, with their sources.
 
-`raw` is the datasheet's rate less line coding, one direction; `delivered` is what a large NCCL transfer gets through. Both
-are per lane (NVLink: per link). The delivered figures are defaults for a box nobody has measured: a topology file may give
-its own, and collective fits replace them.
+`raw` is the datasheet's rate less line coding, one direction; `delivered` is what a large NCCL transfer gets through.
+Both are per lane (NVLink: per link). The delivered figures are defaults for a box nobody has measured: a topology file
+may give its own, and collective fits replace them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class LinkSpeed:
     latency_s: float
 
 
-# First-byte latency of one GPU-to-GPU NVLink hop: NCCL's LL ring constant, 0.6 us (nccl src/graph/tuning.cc, hwLat NVLINK).
-# LL polls a flag beside the data, so the constant is close to what the wire and the two ends cost.
+# First-byte latency of one GPU-to-GPU NVLink hop: NCCL's LL ring constant, 0.6 us (nccl src/graph/tuning.cc, hwLat
+# NVLINK). LL polls a flag beside the data, so the constant is close to what the wire and the two ends cost.
 NVLINK_HOP_S = seconds("0.6 us")
 # A route through a switch has two links; each carries half of the hop.
 NVSWITCH_LINK_S = NVLINK_HOP_S / 2
@@ -55,22 +55,22 @@ NVLINK: dict[int, LinkSpeed] = {
 }
 
 # PCIe, per lane. Raw: PCI-SIG, 8/16/32 GT/s with 128b/130b coding; 64 GT/s PAM4 with 242 of 256 bytes of a flit.
-# Delivered: NCCL counts 12 GB/s for generation 3 x16 (src/graph/topo.h, PCI_BW), 0.762 of raw; the same share for the others.
-PCIE_DELIVERED_FRAC = 12.0 / (16 * 8 * 128 / 130 / 8)
+# Delivered: NCCL counts 12 GB/s for generation 3 x16 (src/graph/topo.h, PCI_BW), 0.762 of raw; the others alike.
 _PCIE_RAW = {
     3: rate("8 Gbit/s") * 128 / 130,
     4: rate("16 Gbit/s") * 128 / 130,
     5: rate("32 Gbit/s") * 128 / 130,
     6: rate("64 Gbit/s") * 242 / 256,
 }
+PCIE_DELIVERED_FRAC = rate("12 GB/s") / (16 * _PCIE_RAW[3])
 PCIE: dict[int, LinkSpeed] = {
     generation: LinkSpeed(raw_bytes_per_s=raw, delivered_bytes_per_s=raw * PCIE_DELIVERED_FRAC, latency_s=PCIE_LINK_S)
     for generation, raw in _PCIE_RAW.items()
 }
 
-# Between sockets, one direction, GPU traffic: nccl src/graph/topo.h (BDW_QPI_BW, SKL_QPI_BW, SRP_QPI_BW, ERP_QPI_BW, AMD_ZEN*_BW).
-# Raw: 9.6, 10.4, 16 and 20 GT/s UPI links of the named Xeon generations, times links (2 or 3), 2 bytes a transfer; AMD EPYC
-# xGMI: 4 x16 links at 10.7 (Naples), 16-18 (Rome, Milan) and 32 GT/s (Turin).
+# Between sockets, one direction, GPU traffic: nccl src/graph/topo.h (BDW_QPI_BW, SKL_QPI_BW, SRP_QPI_BW, ERP_QPI_BW,
+# AMD_ZEN*_BW). Raw: Xeon UPI links at 9.6, 10.4, 16 and 20 GT/s, times 2 to 4 links, 2 bytes a transfer; EPYC xGMI: 4
+# x16 links at 16 (Rome), 18 (Milan) and 32 GT/s (Turin).
 SOCKET: dict[str, LinkSpeed] = {
     "qpi": LinkSpeed(raw_bytes_per_s=rate("38.4 GB/s"), delivered_bytes_per_s=rate("6 GB/s"), latency_s=SOCKET_LINK_S),
     "upi": LinkSpeed(raw_bytes_per_s=rate("41.6 GB/s"), delivered_bytes_per_s=rate("10 GB/s"), latency_s=SOCKET_LINK_S),
@@ -87,11 +87,11 @@ SOCKET: dict[str, LinkSpeed] = {
     ),
 }
 
-# Host memory of one NUMA node, reads and writes together: 8 channels of DDR4-3200 give 204.8 GB/s; STREAM gets about 0.8.
+# Host memory of one NUMA node, reads and writes together: 8 channels of DDR4-3200 give 204.8 GB/s; STREAM gets 0.8.
 HOST_MEMORY_BYTES_PER_S = rate("160 GB/s")
 
-# Share of a NIC's line rate that RDMA payload gets: 1 MiB ib_write_bw at HDR and NDR, 0.97-0.99 of line (InfiniBand MTU 4096);
-# RoCE carries Ethernet, IP and UDP headers on each 4096-byte packet (0.97) and its congestion control; TCP about 0.90.
+# Share of a NIC's line rate that RDMA payload gets: ib_write_bw of 1 MiB at HDR and NDR, 0.97-0.99 (MTU 4096); RoCE
+# carries Ethernet, IP and UDP headers on each packet, and its congestion control; TCP about 0.90 (iperf3, MTU 9000).
 NIC_DELIVERED_FRAC: dict[LinkKind, float] = {LinkKind.INFINIBAND: 0.97, LinkKind.ROCE: 0.94, LinkKind.TCP: 0.90}
 NIC_LATENCY_S: dict[LinkKind, float] = {
     LinkKind.INFINIBAND: NIC_LINK_S,
