@@ -39,6 +39,13 @@ class Arrays(NamedTuple):
 
 def sweep(compiled: Compiled, duration_ps: IntArray, release_ps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """(ready, start, end) of every task in ps. `release_ps` is the earliest start of each task."""
+    return sweep_with(compiled, duration_ps, release_ps, numba=use_numba(compiled.n_tasks))
+
+
+def sweep_with(
+    compiled: Compiled, duration_ps: IntArray, release_ps: IntArray, *, numba: bool
+) -> tuple[IntArray, IntArray, IntArray]:
+    """`sweep` with the way to run it given: compiled by numba, or plain Python."""
     wiring = compiled.wiring
     arrays = Arrays(
         order=compiled.order,
@@ -51,7 +58,7 @@ def sweep(compiled: Compiled, duration_ps: IntArray, release_ps: IntArray) -> tu
         group_member=wiring.group_member,
         duration=duration_ps,
     )
-    if _use_numba(compiled.n_tasks):
+    if numba:
         ready = release_ps.copy()
         start, end = np.zeros_like(ready), np.zeros_like(ready)
         _numba_loop()(arrays, ready, start, end)
@@ -96,7 +103,8 @@ def _int64(values: list[int]) -> IntArray:
     return np.array(values, dtype=np.int64)
 
 
-def _use_numba(n_tasks: int) -> bool:
+def use_numba(n_tasks: int) -> bool:
+    """Whether a run of this many tasks is worth numba's import, if it is installed at all."""
     if n_tasks < LOADED_FROM_TASKS:
         return False
     if _numba_loop.cache_info().currsize:

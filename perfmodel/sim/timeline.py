@@ -10,7 +10,7 @@ from perfmodel.sim.program import IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """A simulated run.
+    """A simulated iteration.
 
     Attributes:
         compiled: the programs; arrays below are indexed by its global task index.
@@ -19,6 +19,8 @@ class Timeline:
         ready_ps: when its stream and deps let each task start; of a collective's member, when it began to wait.
         start_ps, end_ps: when it ran. A collective's members share both.
         begin_ps: where the iteration begins: 0, or the end of the iteration before.
+        steady: the same iteration runs before and after this one, shifted by whole makespans.
+        stretched: overlapping kernels slowed each other, so a task may take longer than its duration.
     """
 
     compiled: Compiled
@@ -28,6 +30,8 @@ class Timeline:
     start_ps: IntArray
     end_ps: IntArray
     begin_ps: int = 0
+    steady: bool = False
+    stretched: bool = False
 
     @property
     def finish_ps(self) -> int:

@@ -1,0 +1,211 @@
+"""Steady state: the iteration time of a run of equal iterations that overlap at their seams, exact on our clock.
+
+Iteration i + 1 starts on each stream where iteration i left it, and waits for its carry deps. This is a max-plus linear
+system x(k + 1) = M x(k) over the times x that an iteration hands on. If x(k + c) - x(k) = x(k) - x(k - c) in every
+component, the largest component of that difference, over c, is the growth per iteration for ever: each component that
+grows fastest is set by one that grows as fast, and none can ever grow faster (max-plus maps are monotone and commute
+with shifts). So the answer is exact, not a limit that was cut off (Baccelli et al., Synchronization and Linearity,
+1992, chapter 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from perfmodel.errors import GraphError
+from perfmodel.sim.compile import Compiled, compile_programs
+from perfmodel.sim.program import NO_GROUP, ArrayProgram, IntArray, Program
+from perfmodel.sim.sweep import sweep
+from perfmodel.sim.timeline import Timeline
+
+MAX_ITERATIONS = 256
+_LONGEST_CYCLE = 8  # iterations; longer repeating patterns are reported as not converged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryDep:
+    """Task `task` of class `cls` waits, `distance` iterations later, for the end of task `on` plus `lag_ps`."""
+
+    cls: int
+    task: int
+    on: int
+    lag_ps: int = 0
+    distance: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """A run in steady state.
+
+    Attributes:
+        iteration_ps: time of one iteration, exact; a Fraction where a repeating pattern of several iterations does not
+            divide evenly.
+        timeline: the last simulated iteration; it begins where the one before ended. Its makespan is `iteration_ps`
+            when `cycle` is 1.
+        n_iterations: how many were simulated.
+        cycle: iterations in one repetition of the pattern.
+        converged: False if the pattern had not begun to repeat; `iteration_ps` is then the mean over the second half.
+    """
+
+    iteration_ps: Fraction
+    timeline: Timeline
+    n_iterations: int
+    cycle: int
+    converged: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seam:
+    """What an iteration hands on: ends of `source` at `distance` iterations before free `target` after `lag`."""
+
+    target: IntArray
+    source: IntArray
+    lag: IntArray
+    distance: IntArray
+
+
+def simulate_steady(
+    programs: Sequence[Program | ArrayProgram],
+    *,
+    carry_deps: Sequence[CarryDep] = (),
+    max_iterations: int = MAX_ITERATIONS,
+) -> Steady:
+    """Repeats the programs until the pattern repeats. Raises GraphError as `simulate`, or for a malformed carry dep."""
+    compiled = compile_programs(programs)
+    return simulate_steady_compiled(compiled, carry_deps=carry_deps, max_iterations=max_iterations)
+
+
+def simulate_steady_compiled(
+    compiled: Compiled,
+    duration_ps: IntArray | None = None,
+    *,
+    carry_deps: Sequence[CarryDep] = (),
+    max_iterations: int = MAX_ITERATIONS,
+) -> Steady:
+    """`simulate_steady` without the conversion; `duration_ps` replaces the programs' own durations."""
+    durations = compiled.duration_ps if duration_ps is None else np.asarray(duration_ps, dtype=np.int64)
+    seam = _seam(compiled, carry_deps)
+    depth = int(seam.distance.max()) if len(seam.distance) else 1
+    kept = np.unique(seam.source)
+    ends: list[IntArray] = []  # by iteration, most recent last; no more than `depth` are read
+    states: list[IntArray] = []  # x(k)
+    timeline: Timeline | None = None
+    for count in range(1, max_iterations + 1):
+        timeline = _iterate(compiled, durations, seam, ends, timeline)
+        ends = [*ends[-(depth - 1) :], timeline.end_ps] if depth > 1 else [timeline.end_ps]
+        states.append(np.concatenate([e[kept] for e in ends] + [[timeline.finish_ps]]))
+        cycle = _cycle(states, depth)
+        if cycle:
+            growth = int((states[-1] - states[-1 - cycle]).max())
+            return Steady(
+                iteration_ps=Fraction(growth, cycle),
+                timeline=timeline,
+                n_iterations=count,
+                cycle=cycle,
+                converged=True,
+            )
+    if timeline is None:
+        raise GraphError(f"max_iterations is {max_iterations}; at least 1 is needed")
+    half = len(states) // 2
+    growth = int(states[-1][-1] - states[half - 1][-1]) if half else timeline.makespan_ps
+    mean = Fraction(growth, max(len(states) - half, 1))
+    return Steady(iteration_ps=mean, timeline=timeline, n_iterations=len(states), cycle=0, converged=False)
+
+
+def _iterate(
+    compiled: Compiled, durations: IntArray, seam: _Seam, ends: Sequence[IntArray], last: Timeline | None
+) -> Timeline:
+    release = np.zeros(compiled.n_tasks, dtype=np.int64)
+    for distance in range(1, len(ends) + 1):
+        mine = seam.distance == distance
+        np.maximum.at(release, seam.target[mine], ends[-distance][seam.source[mine]] + seam.lag[mine])
+    ready, start, end = sweep(compiled, durations, release)
+    return Timeline(
+        compiled=compiled,
+        duration_ps=durations,
+        release_ps=release,
+        ready_ps=ready,
+        start_ps=start,
+        end_ps=end,
+        begin_ps=last.finish_ps if last else 0,
+        steady=True,
+    )
+
+
+def _cycle(states: Sequence[IntArray], depth: int) -> int:
+    """Length of the repeating pattern that the last states show, or 0.
+
+    The end of the iteration itself (the last component) must grow at the full rate: then the timeline is steady too.
+    """
+    for cycle in range(1, _LONGEST_CYCLE + 1):
+        if len(states) < 2 * cycle + depth:
+            return 0
+        step = states[-1] - states[-1 - cycle]
+        if np.array_equal(step, states[-1 - cycle] - states[-1 - 2 * cycle]) and step[-1] == step.max():
+            return cycle
+    return 0
+
+
+def _seam(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> _Seam:
+    """Streams go on where they stopped; carry deps are checked and turned into global indices."""
+    first = np.flatnonzero(compiled.wiring.prev < 0)
+    is_last = np.ones(compiled.n_tasks, dtype=bool)
+    is_last[compiled.wiring.prev[compiled.wiring.prev >= 0]] = False
+    last_of = {_stream_key(compiled, int(task)): int(task) for task in np.flatnonzero(is_last)}
+    rows = [(int(task), last_of[_stream_key(compiled, int(task))], 0, 1) for task in first]
+    for dep in carry_deps:
+        if not 0 <= dep.cls < compiled.n_classes:
+            raise GraphError(f"carry dep {dep}: there are {compiled.n_classes} classes")
+        tasks = compiled.tasks_of(dep.cls)
+        size = tasks.stop - tasks.start
+        if not (0 <= dep.task < size and 0 <= dep.on < size) or dep.lag_ps < 0 or dep.distance < 1:
+            raise GraphError(f"carry dep {dep}: class {dep.cls} has {size} tasks; lag from 0, distance from 1")
+        rows.append((tasks.start + dep.task, tasks.start + dep.on, dep.lag_ps, dep.distance))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return _Seam(columns[0], columns[1], columns[2], columns[3])
+
+
+def _stream_key(compiled: Compiled, task: int) -> tuple[int, int]:
+    return compiled.class_of(task), int(compiled.stream[task])
+
+
+def unrolled(
+    programs: Sequence[Program | ArrayProgram], n_iterations: int, carry_deps: Sequence[CarryDep] = ()
+) -> list[ArrayProgram]:
+    """The programs repeated `n_iterations` times as one long run, groups renumbered and carry deps drawn in.
+
+    `simulate` of it is what `simulate_steady` computes iteration by iteration.
+    """
+    parts = [program.arrays() for program in programs]
+    stride = 1 + max((int(part.group.max()) for part in parts if len(part.group)), default=0)
+    return [
+        _repeated(part, n_iterations, stride, [dep for dep in carry_deps if dep.cls == cls])
+        for cls, part in enumerate(parts)
+    ]
+
+
+def _repeated(part: ArrayProgram, n: int, stride: int, carry: Sequence[CarryDep]) -> ArrayProgram:
+    size, iteration = len(part.stream), np.repeat(np.arange(n, dtype=np.int64), len(part.stream))
+    owner = np.repeat(np.arange(size, dtype=np.int64), part.dep_count)
+    rows = [(owner + size * k, part.dep_index + size * k, part.dep_lag_ps) for k in range(n)]
+    for dep in carry:
+        later = np.arange(dep.distance, n, dtype=np.int64)
+        lag = np.full(len(later), dep.lag_ps, dtype=np.int64)
+        rows.append((dep.task + size * later, dep.on + size * (later - dep.distance), lag))
+    owners, index, lags = (np.concatenate(column) for column in zip(*rows, strict=True))
+    by_owner = np.argsort(owners, kind="stable")
+    group = np.tile(part.group, n)
+    return ArrayProgram(
+        stream=np.tile(part.stream, n),
+        duration_ps=np.tile(part.duration_ps, n),
+        group=np.where(group == NO_GROUP, NO_GROUP, group + stride * iteration),
+        dep_count=np.bincount(owners, minlength=size * n),
+        dep_index=index[by_owner],
+        dep_lag_ps=lags[by_owner],
+        n_ranks=part.n_ranks,
+        stream_kinds=part.stream_kinds,
+    )
