@@ -1,0 +1,83 @@
+"""The `perfmodel` command. One file a subcommand; each parses, calls one API function and renders."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from perfmodel.errors import PerfModelError, suggest
+
+# Subcommand -> (module, attribute). Modules are imported when their command runs, so that --help stays fast.
+COMMANDS = {
+    "predict": ("perfmodel.cli.predict", "predict"),
+    "models": ("perfmodel.cli.listings", "models"),
+    "topologies": ("perfmodel.cli.listings", "topologies"),
+    "devices": ("perfmodel.cli.devices", "devices"),
+    "topo": ("perfmodel.cli.topo", "topo"),
+    "collective": ("perfmodel.cli.collective", "collective"),
+    "db": ("perfmodel.cli.db", "db"),
+    "calibrate": ("perfmodel.cli.calibrate", "calibrate"),
+}
+SUMMARIES = {
+    "predict": "Predict the iteration time of a model on a topology.",
+    "models": "List the shipped models.",
+    "topologies": "List the shipped topologies.",
+    "devices": "List the known devices, or add one from its datasheet.",
+    "topo": "Import, show and draw topologies.",
+    "collective": "Predict collectives, printed as nccl-tests prints them.",
+    "db": "Check the device database; score its fits against measured rows.",
+    "calibrate": "Measure this machine's device or links and fit the models.",
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a subcommand only when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports and returns one subcommand; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the command list from SUMMARIES, without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but an unknown name is answered with the nearest one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no such command '{args[0]}'{suggest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="perfmodel")
+def cli() -> None:
+    r"""Predict how fast a PyTorch model trains on many GPUs, before anyone rents them.
+
+    \b
+    Example: perfmodel predict --model dlrm.yaml --topo dgx.yaml
+    """
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Runs the command line. Errors of the user's input are one line each on stderr and exit code 2."""
+    try:
+        return cli.main(args=argv, prog_name="perfmodel", standalone_mode=True)
+    except PerfModelError as error:
+        lines = getattr(error, "problems", (str(error),))
+        for line in lines:
+            click.echo(f"perfmodel: {' '.join(str(line).split())}", err=True)
+        sys.exit(2)

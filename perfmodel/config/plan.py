@@ -33,6 +33,7 @@ class DataParallel(Spec):
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
     gradient_as_bucket_view: bool = False
+    gradient_as_bucket_view: bool = False
 
 
 def _placement(value: Any) -> Any:
@@ -52,6 +53,7 @@ class EmbeddingPlan(Spec):
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
     placement: Mapping[str, Annotated[int | str, BeforeValidator(_placement)]] = Field(default_factory=dict)
+    index_exchange: bool = True
 
 
 def _embeddings(value: Any) -> Any:

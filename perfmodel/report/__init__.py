@@ -1,0 +1,1 @@
+"""Predictions as text, JSON and traces. Formatting only."""

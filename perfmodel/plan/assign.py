@@ -1,0 +1,89 @@
+"""Which rank holds which embedding table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfmodel.config.plan import TablePlacement
+from perfmodel.errors import InfeasiblePlanError, suggest
+from perfmodel.graph import TableAccess
+from perfmodel.units import format_bytes
+
+
+def assign_table_wise(
+    tables: Sequence[TableAccess], bytes_per_row: Mapping[str, int], free_bytes: Sequence[int]
+) -> dict[str, int]:
+    """Whole tables to ranks: largest first, each to the rank with the least lookup traffic among those with room.
+
+    Longest-processing-time-first (Graham 1969) on pooled-lookup bytes, with memory as a constraint. `bytes_per_row` holds,
+    for each table, a row with its optimizer state; `free_bytes` what each rank has left for tables. Raises
+    InfeasiblePlanError naming the first table that fits nowhere.
+    """
+    n_ranks = len(free_bytes)
+    load = [0.0] * n_ranks
+    left = list(free_bytes)
+    placed: dict[str, int] = {}
+
+    def size_bytes(table: TableAccess) -> int:
+        return table.rows * bytes_per_row[table.parameter]
+
+    def traffic(table: TableAccess) -> float:
+        return (table.pooling_factor + 1.0) * table.dim * table.itemsize_bytes
+
+    for table in sorted(tables, key=lambda t: (-size_bytes(t), t.parameter)):
+        fitting = [rank for rank in range(n_ranks) if left[rank] >= size_bytes(table)]
+        if not fitting:
+            raise InfeasiblePlanError(
+                f"table {table.parameter} ({table.rows} rows x {table.dim}) needs "
+                f"{format_bytes(size_bytes(table))} with its optimizer state, but the emptiest of {n_ranks} ranks has "
+                f"{format_bytes(max(left))} left; use more ranks, a device with more memory, or smaller tables"
+            )
+        rank = min(fitting, key=lambda r: (load[r], -left[r], r))
+        placed[table.parameter] = rank
+        load[rank] += traffic(table)
+        left[rank] -= size_bytes(table)
+    return placed
+
+
+def assign_explicit(
+    tables: Sequence[TableAccess], placement: Mapping[str, TablePlacement], n_ranks: int
+) -> dict[str, int]:
+    """A placement given by table name, checked: every table named once, ranks exist. Data-parallel tables are left out.
+
+    A table is named by its parameter (`emb.3.weight`), by that without `.weight`, or by its last part if that is unique.
+    Raises InfeasiblePlanError.
+    """
+    names = _table_names(tables)
+    placed: dict[str, int] = {}
+    named: set[str] = set()
+    for name, where in placement.items():
+        if name not in names:
+            raise InfeasiblePlanError(
+                f"plan places table '{name}', which the model does not have{suggest(name, names)}"
+            )
+        if names[name] in named:
+            raise InfeasiblePlanError(f"plan places table '{name}' twice")
+        named.add(names[name])
+        if where.sharding == "data_parallel":
+            continue
+        if where.sharding != "table_wise":
+            raise InfeasiblePlanError(f"table '{name}': {where.sharding} is not supported yet; use table_wise")
+        if where.ranks[0] >= n_ranks:
+            raise InfeasiblePlanError(
+                f"plan places table '{name}' on rank {where.ranks[0]}; ranks are 0 to {n_ranks - 1}"
+            )
+        placed[names[name]] = where.ranks[0]
+    missing = sorted({t.parameter for t in tables} - named)
+    if missing:
+        raise InfeasiblePlanError(f"plan places {len(missing)} table(s) nowhere: {', '.join(missing[:5])}")
+    return placed
+
+
+def _table_names(tables: Sequence[TableAccess]) -> dict[str, str]:
+    """Every name a table may go by -> its parameter name."""
+    names: dict[str, str] = {}
+    for table in tables:
+        short = table.parameter.removesuffix(".weight")
+        names |= {table.parameter: table.parameter, short: table.parameter}
+        names.setdefault(short.rpartition(".")[2], table.parameter)
+    return names

@@ -1,0 +1,106 @@
+"""Events that torch's DistributedDataParallel adds to a backward pass.
+
+For each dense gradient the reducer's hook copies it into its bucket, dividing by the number of ranks in the same kernel
+(`mark_variable_ready_dense`); the last gradient of a bucket launches the bucket's all-reduce; the end of backward waits for
+every bucket and, unless gradients are views of their buckets, copies each gradient back (`finalize_bucket_dense`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.graph import Op, Parameter, TensorSpec
+from perfmodel.plan.buckets import Bucket
+from perfmodel.plan.events import Collective, Event
+
+BUCKET_STORAGE = 1 << 41  # storages of buckets: this plus the bucket's number; beyond every storage of a graph
+GRADIENT_STORAGE = 1 << 42  # storages of reduced gradients: this plus the parameter's tensor id
+
+
+def bucket_insertions(buckets: Sequence[Bucket], n_ranks: int, first_instance: int) -> dict[int, list[Event]]:
+    """Events to insert after each op (by op id): bucket copies as gradients become ready, all-reduces of full buckets."""
+    inserted: dict[int, list[Event]] = {}
+    for number, bucket in enumerate(buckets):
+        for parameter in bucket.parameters:
+            if parameter.grad_op is not None:
+                inserted.setdefault(parameter.grad_op, []).append(_copy_in(parameter, number))
+    for number, bucket in enumerate(buckets):
+        inserted.setdefault(bucket.ready_op, []).append(_all_reduce(bucket, number, n_ranks, first_instance + number))
+    return inserted
+
+
+def copy_back(buckets: Sequence[Bucket], *, as_views: bool) -> list[Event]:
+    """Events between backward and optimizer: each reduced gradient leaves its bucket.
+
+    With views there is nothing to copy, but the compute stream still waits for every bucket: a zero-work op says so.
+    """
+    if as_views:
+        return [_wait(number) for number in range(len(buckets))]
+    return [_copy_out(p, number) for number, bucket in enumerate(buckets) for p in bucket.parameters]
+
+
+def _all_reduce(bucket: Bucket, number: int, n_ranks: int, instance: int) -> Event:
+    storage = frozenset({BUCKET_STORAGE + number})
+    collective = Collective(
+        op="all_reduce",
+        bytes=bucket.bytes,
+        ranks=tuple(range(n_ranks)),
+        dtype=bucket.dtype,
+        instance=instance,
+        purpose=f"gradient bucket {number}",
+    )
+    return Event(stream="comm", phase="backward", collective=collective, reads=storage, writes=storage)
+
+
+def _in_bucket(parameter: Parameter, number: int) -> TensorSpec:
+    spec = parameter.tensor
+    return TensorSpec(
+        id=BUCKET_STORAGE + spec.id,
+        shape=spec.shape,
+        dtype=spec.dtype,
+        strides=spec.strides,
+        storage=BUCKET_STORAGE + number,
+    )
+
+
+def _gradient(parameter: Parameter) -> TensorSpec:
+    spec = parameter.tensor
+    storage = GRADIENT_STORAGE + spec.id
+    return TensorSpec(id=storage, shape=spec.shape, dtype=spec.dtype, strides=spec.strides, storage=storage)
+
+
+def _copy_in(parameter: Parameter, number: int) -> Event:
+    op = Op(
+        id=-1,
+        name="aten.mul",
+        overload="out",
+        inputs=(_gradient(parameter),),
+        input_names=("self",),
+        outputs=(_in_bucket(parameter, number),),
+        module=parameter.name.rpartition(".")[0],
+        phase="backward",
+    )
+    return Event(stream="compute", phase="backward", op=op)
+
+
+def _copy_out(parameter: Parameter, number: int) -> Event:
+    gradient = _gradient(parameter)
+    op = Op(
+        id=-1,
+        name="aten.copy_",
+        inputs=(gradient, _in_bucket(parameter, number)),
+        input_names=("self", "src"),
+        outputs=(gradient,),
+        module=parameter.name.rpartition(".")[0],
+        phase="backward",
+    )
+    return Event(stream="compute", phase="backward", op=op)
+
+
+def _wait(number: int) -> Event:
+    storage = BUCKET_STORAGE + number
+    spec = TensorSpec(id=storage, shape=(1,), dtype="float32", strides=(1,), storage=storage)
+    op = Op(
+        id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), module="", phase="backward"
+    )
+    return Event(stream="compute", phase="backward", op=op)

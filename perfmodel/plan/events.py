@@ -1,0 +1,163 @@
+"""What a plan yields: the events of one iteration for every class of ranks that do the same. Not priced yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from perfmodel.graph import Op, Phase
+
+Stream = Literal["compute", "comm", "copy"]
+CollectiveOp = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "send_recv",
+    "barrier",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a group of ranks, the same object on every member.
+
+    `bytes` follows the nccl-tests convention (all_gather: total received; reduce_scatter: total sent; all_to_all: send
+    buffer of one rank). `send_bytes[i][j]`, for all_to_all_v, is what the i-th rank of `ranks` sends to the j-th.
+    `instance` numbers the collectives of an iteration; `purpose` says in words what it carries.
+    """
+
+    op: CollectiveOp
+    bytes: int
+    ranks: tuple[int, ...]
+    dtype: str
+    instance: int
+    purpose: str
+    send_bytes: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One op or one collective on one stream of a rank.
+
+    `after` holds the indices of earlier events of the same rank on other streams that must have ended on the device before
+    this one starts (same-stream order is implied). With `host_waits` the host thread also waits for the event's own end, as
+    after a blocking exchange of sizes. `reads` and `writes` are the storages of a collective; an op's follow from its tensors.
+    """
+
+    stream: Stream
+    phase: Phase
+    op: Op | None = None
+    collective: Collective | None = None
+    after: tuple[int, ...] = ()
+    host_waits: bool = False
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+
+    @property
+    def label(self) -> str:
+        """Name shown in reports and traces."""
+        if self.op is not None:
+            return self.op.name
+        if self.collective is None:
+            raise RuntimeError("an event carries an op or a collective")
+        return f"{self.collective.op} {self.collective.purpose}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Peak device memory of one rank (bytes) by what holds it."""
+
+    parameters_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    activations_bytes: int = 0
+    buffers_bytes: int = 0
+    communication_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.buffers_bytes
+            + self.communication_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClass:
+    """Ranks that run the same events on the same device model."""
+
+    ranks: tuple[int, ...]
+    device: str
+    events: tuple[Event, ...]
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    tables: tuple[str, ...] = ()
+
+    @property
+    def representative(self) -> int:
+        """Lowest rank of the class."""
+        return self.ranks[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A model spread over ranks: the rank classes, and what was assumed in words for the report."""
+
+    classes: tuple[RankClass, ...]
+    n_ranks: int
+    notes: tuple[str, ...] = ()
+
+
+def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Adds to each event's `after` the cross-stream dependencies that follow from the storages its op touches.
+
+    An op waits for the last writer of each storage it reads and, before it writes a storage, for that storage's last
+    writer and readers, where those ran on another stream. Dependencies already present are kept.
+    """
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    streams: list[Stream] = []
+    linked: list[Event] = []
+    for index, event in enumerate(events):
+        found = set(event.after)
+        reads, writes = _touches(event)
+        touched = [writer[s] for s in reads | writes if s in writer]
+        touched += [r for s in writes for r in readers.get(s, ())]
+        found.update(i for i in touched if streams[i] != event.stream)
+        _record(index, reads, writes, writer, readers)
+        streams.append(event.stream)
+        linked.append(replace(event, after=_latest_per_stream(found, streams)))
+    return tuple(linked)
+
+
+def _touches(event: Event) -> tuple[frozenset[int], frozenset[int]]:
+    if event.op is None:
+        return event.reads, event.writes
+    return frozenset(s.storage for s in event.op.inputs), frozenset(s.storage for s in event.op.outputs)
+
+
+def _record(
+    index: int, reads: frozenset[int], writes: frozenset[int], writer: dict[int, int], readers: dict[int, list[int]]
+) -> None:
+    for storage in reads - writes:
+        readers.setdefault(storage, []).append(index)
+    for storage in writes:
+        writer[storage] = index
+        readers.pop(storage, None)
+
+
+def _latest_per_stream(indices: set[int], streams: Sequence[Stream]) -> tuple[int, ...]:
+    """Of the events on one stream only the last matters, since a stream is first-in first-out."""
+    last: dict[Stream, int] = {}
+    for index in sorted(indices):
+        last[streams[index]] = index
+    return tuple(sorted(last.values()))

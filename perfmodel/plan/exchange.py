@@ -1,0 +1,142 @@
+"""Events of table-wise embedding parallelism on one rank: index and row exchanges around lookups of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.graph import Graph, Op, Phase, TensorSpec
+from perfmodel.plan.events import Collective, Event
+from perfmodel.plan.tables import TableOps, scale_op
+
+GLOBAL_STORAGE = 1 << 40  # a storage of the global batch: the local one's id plus this
+LENGTHS, INDICES, POOLED, GRADIENTS = range(4)  # instances of the four exchanges; buckets are numbered from N_EXCHANGES
+N_EXCHANGES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What the exchanges of all ranks have in common.
+
+    `owner` maps each sharded table to its rank. `index_exchange` is False if every rank loads the global batch's indices of
+    its own tables itself. `row_dtype` is the type in which pooled rows travel (None: their own).
+    """
+
+    graph: Graph
+    tables: Mapping[str, TableOps]
+    owner: Mapping[str, int]
+    n_ranks: int
+    index_exchange: bool
+    row_itemsize_bytes: int | None = None
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        """Op ids that a rank does not run for its local batch."""
+        return frozenset(i for name in self.owner for i in self.tables[name].ids)
+
+    def held(self, rank: int) -> list[TableOps]:
+        """Tables of one rank."""
+        return [self.tables[name] for name, owner in self.owner.items() if owner == rank]
+
+
+def lookup_events(exchange: Exchange, rank: int, first_instance: int) -> list[Event]:
+    """Before the dense forward: indices to the tables' owners, lookups of the global batch, pooled rows back."""
+    events = _index_events(exchange, first_instance) if exchange.index_exchange else []
+    for table in exchange.held(rank):
+        events += [_global_op(exchange, table, i) for i in table.forward]
+    reads = frozenset(GLOBAL_STORAGE + s.storage for t in exchange.held(rank) for s in t.outputs)
+    events.append(_row_exchange(exchange, first_instance + POOLED, reads, _storages(exchange, "outputs")))
+    return events
+
+
+def gradient_exchange(exchange: Exchange, first_instance: int) -> tuple[int, Event] | None:
+    """The all-to-all of pooled rows' gradients and the op after which it can start; None without a backward pass."""
+    gradients = _storages(exchange, "gradients")
+    writers = [op.id for op in exchange.graph.ops if op.phase == "backward" and _writes(op) & gradients]
+    if not writers:
+        return None
+    arrived = frozenset(GLOBAL_STORAGE + s for s in gradients)
+    return max(writers), _row_exchange(exchange, first_instance + GRADIENTS, gradients, arrived)
+
+
+def table_backward(exchange: Exchange, rank: int) -> list[Event]:
+    """Backward of the rank's lookups, for the global batch."""
+    return [_global_op(exchange, table, i) for table in exchange.held(rank) for i in table.backward]
+
+
+def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
+    """Optimizer step of the rank's tables."""
+    return [_global_op(exchange, table, i) for table in exchange.held(rank) for i in table.optimizer]
+
+
+def _index_events(exchange: Exchange, first: int) -> list[Event]:
+    """Bag lengths first (the host waits, to size the next buffers), then the indices themselves."""
+    inputs: Mapping[str, Sequence[TensorSpec]] = {name: exchange.tables[name].inputs for name in exchange.owner}
+    offsets_bytes = {name: specs[-1].bytes for name, specs in inputs.items()}
+    indices_bytes = {name: sum(s.bytes for s in specs[:-1]) for name, specs in inputs.items()}
+    read = frozenset(s.storage for specs in inputs.values() for s in specs)
+    arrived = frozenset(GLOBAL_STORAGE + s for s in read)
+    return [
+        _all_to_all(exchange, first + LENGTHS, offsets_bytes, (read, frozenset()), scatter=True),
+        _all_to_all(exchange, first + INDICES, indices_bytes, (read, arrived), scatter=True),
+    ]
+
+
+def _row_exchange(exchange: Exchange, instance: int, reads: frozenset[int], writes: frozenset[int]) -> Event:
+    sizes = {name: _row_bytes(exchange, exchange.tables[name].outputs) for name in exchange.owner}
+    return _all_to_all(exchange, instance, sizes, (reads, writes), scatter=instance % N_EXCHANGES == GRADIENTS)
+
+
+def _row_bytes(exchange: Exchange, rows: Sequence[TensorSpec]) -> int:
+    return sum(s.n_elems * (exchange.row_itemsize_bytes or s.itemsize_bytes) for s in rows)
+
+
+def _all_to_all(
+    exchange: Exchange,
+    instance: int,
+    sizes: Mapping[str, int],
+    touched: tuple[frozenset[int], frozenset[int]],
+    *,
+    scatter: bool,
+) -> Event:
+    """Each table moves `sizes[table]` bytes between every rank and its owner: to the owner if `scatter`, else from it."""
+    n_ranks = exchange.n_ranks
+    owned_bytes = [0] * n_ranks
+    for name, owner in exchange.owner.items():
+        owned_bytes[owner] += sizes[name]
+    send = tuple(tuple(owned_bytes[j if scatter else i] for j in range(n_ranks)) for i in range(n_ranks))
+    kind = instance % N_EXCHANGES
+    collective = Collective(
+        op="all_to_all_v",
+        bytes=max(sum(row) for row in send),
+        ranks=tuple(range(n_ranks)),
+        dtype="int64" if kind in (LENGTHS, INDICES) else "float32",
+        instance=instance,
+        purpose=("bag lengths", "indices", "pooled rows", "row gradients")[kind],
+        send_bytes=send,
+    )
+    phase: Phase = "backward" if kind == GRADIENTS else "forward" if kind == POOLED else "input"
+    return Event(
+        stream="comm",
+        phase=phase,
+        collective=collective,
+        host_waits=kind == LENGTHS,
+        reads=touched[0],
+        writes=touched[1],
+    )
+
+
+def _storages(exchange: Exchange, which: str) -> frozenset[int]:
+    return frozenset(s.storage for name in exchange.owner for s in getattr(exchange.tables[name], which))
+
+
+def _writes(op: Op) -> set[int]:
+    return {spec.storage for spec in op.outputs}
+
+
+def _global_op(exchange: Exchange, table: TableOps, op_id: int) -> Event:
+    op = exchange.graph.ops[op_id]
+    local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
+    rename = {storage: GLOBAL_STORAGE + storage for storage in local}
+    scaled = scale_op(op, exchange.n_ranks, table.table, rename)
+    return Event(stream=op.stream, phase=op.phase, op=scaled)

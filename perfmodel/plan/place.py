@@ -1,0 +1,183 @@
+"""One graph and one plan -> the events of every rank class.
+
+Data parallelism follows torch's DistributedDataParallel (`ddp.py`). Table-wise embeddings follow the hybrid-parallel DLRM
+(Naumov et al. 2019, arXiv:1906.00091, section 4; `distributed_forward` of facebookresearch/dlrm): every rank looks up its
+tables for the global batch before the dense layers, exchanges pooled rows by all-to-all while the bottom MLP runs, and
+exchanges their gradients in backward; the lookups' own backward runs after the dense backward, their optimizer last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.config import PlanSpec
+from perfmodel.errors import InfeasiblePlanError
+from perfmodel.graph import Graph, Op
+from perfmodel.plan import exchange as ex
+from perfmodel.plan.assign import assign_explicit, assign_table_wise
+from perfmodel.plan.buckets import Bucket, assign_buckets
+from perfmodel.plan.ddp import bucket_insertions, copy_back
+from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
+from perfmodel.plan.memory import check_memory, dense_memory, table_row_bytes
+from perfmodel.plan.tables import TableOps, find_table_ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDevice:
+    """What a plan needs to know of one rank: the device model it runs on (db name) and that device's memory (bytes)."""
+
+    device: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """What every rank's events are built from."""
+
+    graph: Graph
+    plan: PlanSpec
+    exchange: ex.Exchange
+    buckets: tuple[Bucket, ...]
+    row_bytes: Mapping[str, int]
+    dense: MemoryUse
+
+    @property
+    def n_ranks(self) -> int:
+        return self.exchange.n_ranks
+
+
+def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placement:
+    """Spreads a graph over ranks; `ranks[r]` says what rank r runs on.
+
+    Raises:
+        InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
+            do not exist.
+    """
+    spread = _spread(graph, plan, ranks)
+    classes = []
+    for (device, held), members in _rank_classes(spread.exchange, ranks).items():
+        memory = _rank_memory(spread, members[0])
+        check_memory(members[0], memory, ranks[members[0]].memory_bytes)
+        classes.append(
+            RankClass(
+                ranks=members,
+                device=device,
+                events=link_events(_rank_events(spread, members[0])),
+                memory=memory,
+                tables=held,
+            )
+        )
+    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread))
+
+
+def _spread(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _Spread:
+    n_ranks = len(ranks)
+    tables = find_table_ops(graph) if n_ranks > 1 else {}
+    row_bytes = table_row_bytes(graph, tables)
+    owner: dict[str, int] = {}
+    if tables and plan.embeddings.strategy != "data_parallel":
+        dense = dense_memory(graph, tables.values())
+        free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
+        owner = _owners(plan, tables, row_bytes, free)
+    exchange = ex.Exchange(
+        graph=graph, tables=tables, owner=owner, n_ranks=n_ranks, index_exchange=plan.embeddings.index_exchange
+    )
+    dense_parameters = [p for p in graph.parameters if p.name not in owner]
+    ddp = plan.data_parallel
+    return _Spread(
+        graph=graph,
+        plan=plan,
+        exchange=exchange,
+        buckets=assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if n_ranks > 1 else (),
+        row_bytes=row_bytes,
+        dense=dense_memory(graph, [tables[name] for name in owner]),
+    )
+
+
+def _owners(
+    plan: PlanSpec, tables: Mapping[str, TableOps], row_bytes: Mapping[str, int], free: Sequence[int]
+) -> dict[str, int]:
+    accesses = [found.table for found in tables.values()]
+    if plan.embeddings.strategy == "table_wise":
+        return assign_table_wise(accesses, row_bytes, free)
+    return assign_explicit(accesses, plan.embeddings.placement, len(free))
+
+
+def _rank_classes(
+    exchange: ex.Exchange, ranks: Sequence[RankDevice]
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, ...]]:
+    """Ranks on the same device model that hold the same tables, by (device, tables), in rank order."""
+    classes: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
+    for rank, on in enumerate(ranks):
+        key = (on.device, tuple(found.table.parameter for found in exchange.held(rank)))
+        classes[key] = (*classes.get(key, ()), rank)
+    return classes
+
+
+def _rank_events(spread: _Spread, rank: int) -> list[Event]:
+    events: list[Event] = []
+    n_micro = spread.plan.accumulate
+    for micro in range(n_micro):
+        events += _micro_batch(spread, rank, micro, last=micro == n_micro - 1)
+    optimizer = [op for op in spread.graph.ops if op.phase == "optimizer" and op.id not in spread.exchange.skipped]
+    events += [_op_event(op) for op in optimizer]
+    events += ex.table_optimizer(spread.exchange, rank)
+    return events
+
+
+def _micro_batch(spread: _Spread, rank: int, micro: int, *, last: bool) -> Iterator[Event]:
+    """Inputs, forward, loss and backward of one micro-batch; gradients are reduced in the last one only (`no_sync`)."""
+    exchange = spread.exchange
+    sharded = bool(exchange.owner)
+    first_instance = micro * ex.N_EXCHANGES
+    insertions: dict[int, list[Event]] = {}
+    if last and spread.buckets:
+        after_exchanges = spread.plan.accumulate * ex.N_EXCHANGES
+        insertions = bucket_insertions(spread.buckets, spread.n_ranks, after_exchanges)
+    exchanged = ex.gradient_exchange(exchange, first_instance) if sharded else None
+    if exchanged is not None:
+        insertions.setdefault(exchanged[0], []).append(exchanged[1])
+    yield from (_op_event(op) for op in spread.graph.ops if op.phase == "input")
+    if sharded:
+        yield from ex.lookup_events(exchange, rank, first_instance)
+    for op in spread.graph.ops:
+        if op.phase in ("forward", "loss", "backward"):
+            if op.id not in exchange.skipped:
+                yield _op_event(op)
+            yield from insertions.get(op.id, ())
+    if last:
+        yield from copy_back(spread.buckets, as_views=spread.plan.data_parallel.gradient_as_bucket_view)
+    if sharded:
+        yield from ex.table_backward(exchange, rank)
+
+
+def _op_event(op: Op) -> Event:
+    return Event(stream=op.stream, phase=op.phase, op=op)
+
+
+def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
+    """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
+    held = spread.exchange.held(rank)
+    weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
+    with_state = sum(t.table.rows * spread.row_bytes[t.table.parameter] for t in held)
+    buckets = sum(bucket.bytes for bucket in spread.buckets)
+    as_views = spread.plan.data_parallel.gradient_as_bucket_view
+    rows = sum(t.output_bytes for t in held) * spread.n_ranks
+    return replace(
+        spread.dense,
+        parameters_bytes=spread.dense.parameters_bytes + weights,
+        optimizer_bytes=spread.dense.optimizer_bytes + with_state - weights,
+        communication_bytes=(0 if as_views else buckets) + 2 * rows,
+    )
+
+
+def _notes(spread: _Spread) -> tuple[str, ...]:
+    notes = list(spread.graph.notes)
+    sparse = [p.name for p in spread.graph.parameters if p.sparse_grad and p.name not in spread.exchange.owner]
+    if sparse and spread.n_ranks > 1:
+        raise InfeasiblePlanError(
+            f"data-parallel table {sparse[0]} has sparse gradients, which DDP does not all-reduce; "
+            "use a dense optimizer for it (sparse_optimizer: none) or place it on one rank"
+        )
+    return tuple(notes)

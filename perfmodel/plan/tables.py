@@ -1,0 +1,123 @@
+"""Which ops of a graph belong to an embedding table, and what they become when the table serves the whole global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import GraphError
+from perfmodel.graph import Graph, Op, TableAccess, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOps:
+    """Ops of one table by phase (ids in graph order), the storages of its results, and of the gradients it receives."""
+
+    table: TableAccess
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    optimizer: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    gradients: tuple[TensorSpec, ...]
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All op ids of the table."""
+        return frozenset((*self.forward, *self.backward, *self.optimizer))
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of pooled results for one rank's batch."""
+        return sum(spec.bytes for spec in self.outputs)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of indices and offsets for one rank's batch."""
+        return sum(spec.bytes for spec in self.inputs)
+
+
+def find_table_ops(graph: Graph) -> dict[str, TableOps]:
+    """Maps each table's parameter name to its ops.
+
+    Forward ops read the table's weight; backward ops carry the module that owns the weight (`emb.3` of `emb.3.weight`);
+    optimizer ops touch the weight, its gradients or its state. Raises GraphError if a table is never looked up.
+    """
+    found = {}
+    weights = {p.name: p.tensor.storage for p in graph.parameters}
+    for table in graph.tables:
+        weight = weights[table.parameter]
+        owner = table.parameter.rpartition(".")[0]
+        forward = [op for op in graph.ops if op.phase == "forward" and weight in _read(op)]
+        if not forward:
+            raise GraphError(f"table {table.parameter} is never looked up in the forward pass")
+        backward = [op for op in graph.ops if op.phase == "backward" and op.module == owner]
+        made = {spec.storage for op in backward for spec in op.outputs}
+        optimizer = _closure((op for op in graph.ops if op.phase == "optimizer"), {weight} | made)
+        found[table.parameter] = TableOps(
+            table=table,
+            forward=tuple(op.id for op in forward),
+            backward=tuple(op.id for op in backward),
+            optimizer=tuple(op.id for op in optimizer),
+            inputs=_unique(spec for op in forward for spec in op.inputs if spec.storage != weight),
+            outputs=tuple(op.outputs[0] for op in forward),
+            gradients=_incoming(forward, backward, made),
+        )
+    return found
+
+
+def _read(op: Op) -> set[int]:
+    return {spec.storage for spec in op.inputs}
+
+
+def _closure(ops: Iterable[Op], storages: set[int]) -> list[Op]:
+    """Ops that touch the storages, or anything those ops make, in order."""
+    reached = set(storages)
+    members = []
+    for op in ops:
+        touched = {spec.storage for spec in (*op.inputs, *op.outputs)}
+        if touched & reached:
+            members.append(op)
+            reached |= {spec.storage for spec in op.outputs} | _read(op)
+    return members
+
+
+def _incoming(forward: Sequence[Op], backward: Sequence[Op], made: set[int]) -> tuple[TensorSpec, ...]:
+    """Tensors that the backward ops read and that no table op made or looked up with: gradients of the results."""
+    own = made | {spec.storage for op in forward for spec in (*op.inputs, *op.outputs)}
+    return _unique(
+        spec
+        for op in backward
+        for spec in op.inputs
+        if spec.storage not in own and spec.dtype.startswith(("float", "bfloat"))
+    )
+
+
+def _unique(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple({spec.storage: spec for spec in specs}.values())
+
+
+def scale_op(op: Op, factor: int, table: TableAccess, rename: Mapping[int, int]) -> Op:
+    """The op as it runs for `factor` times the batch: the batch or index dimension of every tensor but the table grows.
+
+    `rename` maps storages of the local batch to storages of the global batch.
+    """
+    weight_shape = (table.rows, table.dim)
+
+    def scale(spec: TensorSpec) -> TensorSpec:
+        shape = spec.shape
+        if shape and shape != weight_shape and spec.n_elems > 1:
+            axis = 1 if len(shape) == 2 and shape[0] == 1 else 0
+            shape = (*shape[:axis], shape[axis] * factor, *shape[axis + 1 :])
+        storage = rename.get(spec.storage, spec.storage)
+        return replace(spec, shape=shape, strides=_row_major(shape), storage=storage)
+
+    return replace(op, inputs=tuple(map(scale, op.inputs)), outputs=tuple(map(scale, op.outputs)))
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

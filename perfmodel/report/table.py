@@ -1,0 +1,107 @@
+"""A prediction as text that a person reads in ten seconds."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from perfmodel.predict.prediction import Prediction, RankSummary
+from perfmodel.units import format_bytes, format_count, format_flops_per_s, format_percent, format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MAX_RANK_ROWS = 8
+MAX_OP_ROWS = 8
+
+
+def render_table(prediction: Prediction, *, width: int = 100, color: bool = False) -> str:
+    """The prediction as a text report: headline, time per rank, top ops, critical path, memory, coverage, notes."""
+    from rich.console import Console
+
+    buffer = StringIO()
+    console = Console(file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False)
+    _headline(console, prediction)
+    console.print(_rank_table(prediction))
+    console.print(_op_table(prediction))
+    _footer(console, prediction)
+    return buffer.getvalue()
+
+
+def _headline(console: Console, p: Prediction) -> None:
+    ranks = f"{p.n_ranks} rank" + ("s" if p.n_ranks > 1 else "")
+    console.print(f"[bold]{p.model}[/bold] on [bold]{p.topology}[/bold] ({ranks}, plan {p.plan}, {p.precision})")
+    console.print(
+        f"  iteration time [bold]{format_time(p.iteration_time_s)}[/bold]"
+        f"  (range {format_time(p.low_s)} to {format_time(p.high_s)})"
+        f"   {format_count(p.samples_per_s)} samples/s"
+        f"   batch {p.batch_per_rank} x {p.n_ranks}"
+    )
+    if p.work_flops:
+        rate = p.work_flops / p.iteration_time_s / p.n_ranks
+        console.print(f"  {format_flops_per_s(rate)} per rank while training")
+    console.print()
+
+
+def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify="left" if justify == "left" else "right", overflow="fold")
+    return table
+
+
+def _rank_table(p: Prediction) -> Table:
+    names = ("ranks", "compute", "exposed comm", "wait", "host-bound", "idle", "hidden comm", "memory")
+    table = _table("Where each rank's iteration goes", tuple((n, "left" if n == "ranks" else "right") for n in names))
+    for rank in p.ranks[:MAX_RANK_ROWS]:
+        table.add_row(*_rank_row(rank))
+    hidden = len(p.ranks) - MAX_RANK_ROWS
+    if hidden > 0:
+        table.add_row(f"... {hidden} more", *[""] * (len(names) - 1))
+    return table
+
+
+def _rank_row(rank: RankSummary) -> tuple[str, ...]:
+    b = rank.breakdown
+    used = f"{format_bytes(rank.memory.total_bytes)} of {format_bytes(rank.memory_capacity_bytes)}"
+    times = (b.compute_s, b.exposed_communication_s, b.wait_s, b.host_bound_s, b.idle_s, rank.hidden_communication_s)
+    return (describe_ranks(rank.ranks), *(format_time(t) if t else "-" for t in times), used)
+
+
+def describe_ranks(ranks: tuple[int, ...]) -> str:
+    """`0-3,7` for (0, 1, 2, 3, 7).
+
+    >>> describe_ranks((0, 1, 2, 3, 7))
+    '0-3,7'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _op_table(p: Prediction) -> Table:
+    columns = (
+        ("op", "left"), ("phase", "left"), ("calls", "right"), ("time", "right"), ("share", "right"), ("price", "left")
+    )  # fmt: skip
+    table = _table(f"Largest device times on rank {p.ranks[0].ranks[0]}", columns)
+    for op in p.top_ops[:MAX_OP_ROWS]:
+        cells = (op.name, op.phase, str(op.calls), format_time(op.time_s), format_percent(op.share_frac), op.source)
+        table.add_row(*cells)
+    return table
+
+
+def _footer(console: Console, p: Prediction) -> None:
+    path = ", ".join(f"{part.cause} {format_percent(part.share_frac)}" for part in p.critical_path[:5])
+    console.print(f"Critical path: {path}")
+    shares = sorted(p.coverage.items(), key=lambda item: -item[1])
+    console.print("Priced by:     " + ", ".join(f"{name} {format_percent(share)}" for name, share in shares))
+    for note in p.notes:
+        console.print(f"Note: {note}", style="dim")
