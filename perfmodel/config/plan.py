@@ -33,7 +33,6 @@ class DataParallel(Spec):
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
     gradient_as_bucket_view: bool = False
-    gradient_as_bucket_view: bool = False
 
 
 def _placement(value: Any) -> Any:
@@ -48,7 +47,8 @@ class EmbeddingPlan(Spec):
 
     `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
     has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table
-    is named as in the model file, or by its parameter.
+    is named as in the model file, or by its parameter. `index_exchange`: ranks load their own samples and send indices to
+    the tables' owners; without it every rank loads the whole global batch's indices of its tables.
     """
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfmodel.config.plan import TablePlacement
 from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import TableAccess
 from perfmodel.units import format_bytes
@@ -46,7 +45,7 @@ def assign_table_wise(
 
 
 def assign_explicit(
-    tables: Sequence[TableAccess], placement: Mapping[str, TablePlacement], n_ranks: int
+    tables: Sequence[TableAccess], placement: Mapping[str, int | str], n_ranks: int
 ) -> dict[str, int]:
     """A placement given by table name, checked: every table named once, ranks exist. Data-parallel tables are left out.
 
@@ -64,15 +63,11 @@ def assign_explicit(
         if names[name] in named:
             raise InfeasiblePlanError(f"plan places table '{name}' twice")
         named.add(names[name])
-        if where.sharding == "data_parallel":
+        if not isinstance(where, int):
             continue
-        if where.sharding != "table_wise":
-            raise InfeasiblePlanError(f"table '{name}': {where.sharding} is not supported yet; use table_wise")
-        if where.ranks[0] >= n_ranks:
-            raise InfeasiblePlanError(
-                f"plan places table '{name}' on rank {where.ranks[0]}; ranks are 0 to {n_ranks - 1}"
-            )
-        placed[names[name]] = where.ranks[0]
+        if where >= n_ranks:
+            raise InfeasiblePlanError(f"plan places table '{name}' on rank {where}; ranks are 0 to {n_ranks - 1}")
+        placed[names[name]] = where
     missing = sorted({t.parameter for t in tables} - named)
     if missing:
         raise InfeasiblePlanError(f"plan places {len(missing)} table(s) nowhere: {', '.join(missing[:5])}")
