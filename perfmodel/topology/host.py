@@ -172,7 +172,8 @@ class Host:
             below = [self.graph.edges[child, name]["link"] for child, parent in self.parents.items() if parent == name]
             lanes = sum(link.n_lanes for link in below) or lanes
         if port and port.bandwidth:
-            speed = replace(speed, delivered_bytes_per_s=port.bandwidth / lanes)
+            rate = port.bandwidth / lanes
+            speed = replace(speed, delivered_bytes_per_s=rate, raw_bytes_per_s=max(rate, speed.raw_bytes_per_s))
         self._join(name, self.parents[name], LinkKind(f"pcie{generation}"), speed, lanes)
 
     def _add_sockets(self, numas: Sequence[str]) -> None:
@@ -181,7 +182,8 @@ class Host:
             return
         between = SOCKET[pcie.inter_socket]
         if pcie.inter_socket_bandwidth:
-            between = replace(between, delivered_bytes_per_s=pcie.inter_socket_bandwidth)
+            rate = pcie.inter_socket_bandwidth
+            between = replace(between, delivered_bytes_per_s=rate, raw_bytes_per_s=max(rate, between.raw_bytes_per_s))
         memory = pcie.host_memory_bandwidth or HOST_MEMORY_BYTES_PER_S
         for index, numa in enumerate(numas):
             for other in numas[index + 1 :]:
@@ -235,7 +237,7 @@ class Host:
             if cap is None and kind.is_pcie and self.spec.pcie and self.spec.pcie.hidden:
                 raise TopologyError(
                     f"{source} and {target}: a virtual machine hides the PCIe tree, so their bandwidth is unknown; "
-                    f"measure it (p2pBandwidthLatencyTest) and add to the node: measured: [{{path: {kind}, bandwidth: ...}}]"
+                    f"measure it (p2pBandwidthLatencyTest), then set node.measured: [{{path: {kind}, bandwidth: ...}}]"
                 )
             self._paths[key] = (kind, (*links, cap) if cap else links)
         return self._paths[key]
