@@ -246,3 +246,21 @@ def _rounded(scaled: Fraction, digits: int, *, whole: bool) -> str:
     number = float(scaled)
     decimals = max(0, digits - len(str(int(abs(number)))))
     return f"{number:.{decimals}f}"
+
+
+def seconds_to_ps(time_s: float) -> int:
+    """Picoseconds of the simulator's integer clock, rounded to the nearest.
+
+    >>> seconds_to_ps(1.5e-6)
+    1500000
+    """
+    return round(time_s * PS_PER_S)
+
+
+def ps_to_seconds(time_ps: float) -> float:
+    """Seconds of a time on the simulator's clock.
+
+    >>> ps_to_seconds(1_500_000)
+    1.5e-06
+    """
+    return time_ps / PS_PER_S

@@ -15,15 +15,17 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where one rank's iteration goes; the five parts (s) add up to the iteration time exactly.
+    """Where one rank's iteration goes; the parts (s) add up to the iteration time.
 
-    `compute_s`: a kernel runs on the compute stream. `exposed_communication_s`: no kernel runs and a collective transfers.
-    `wait_s`: no kernel runs and a collective has been issued but waits for another rank. `host_bound_s`: the device has
-    nothing to do because the host has not issued it yet. `idle_s`: the rest (launch latency, input copies, stream order).
+    Each instant belongs to the first of these that holds: `compute_s`, a kernel runs on the compute stream;
+    `exposed_communication_s`, a collective transfers; `exposed_copy_s`, a host-device copy runs; `wait_s`, a collective
+    waits for another rank; `host_bound_s`, the device has nothing to do and the host works or a launch is on its way;
+    `idle_s`, none of these.
     """
 
     compute_s: float
     exposed_communication_s: float
+    exposed_copy_s: float
     wait_s: float
     host_bound_s: float
     idle_s: float
@@ -31,7 +33,8 @@ class Breakdown:
     @property
     def total_s(self) -> float:
         """Sum of the parts (s): the iteration time."""
-        return self.compute_s + self.exposed_communication_s + self.wait_s + self.host_bound_s + self.idle_s
+        busy_s = self.compute_s + self.exposed_communication_s + self.exposed_copy_s
+        return busy_s + self.wait_s + self.host_bound_s + self.idle_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

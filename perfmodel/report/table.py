@@ -55,7 +55,7 @@ def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _rank_table(p: Prediction) -> Table:
-    names = ("ranks", "compute", "exposed comm", "wait", "host-bound", "idle", "hidden comm", "memory")
+    names = ("ranks", "compute", "exposed comm", "copy", "wait", "host-bound", "idle", "hidden comm", "memory")
     table = _table("Where each rank's iteration goes", tuple((n, "left" if n == "ranks" else "right") for n in names))
     for rank in p.ranks[:MAX_RANK_ROWS]:
         table.add_row(*_rank_row(rank))
@@ -68,7 +68,7 @@ def _rank_table(p: Prediction) -> Table:
 def _rank_row(rank: RankSummary) -> tuple[str, ...]:
     b = rank.breakdown
     used = f"{format_bytes(rank.memory.total_bytes)} of {format_bytes(rank.memory_capacity_bytes)}"
-    times = (b.compute_s, b.exposed_communication_s, b.wait_s, b.host_bound_s, b.idle_s, rank.hidden_communication_s)
+    times = (b.compute_s, b.exposed_communication_s, b.exposed_copy_s, b.wait_s, b.host_bound_s, b.idle_s, rank.hidden_communication_s)
     return (describe_ranks(rank.ranks), *(format_time(t) if t else "-" for t in times), used)
 
 
