@@ -1,0 +1,69 @@
+"""Kernels bound by memory traffic that have no measurements of their own: copies, fills, gathers, optimizers, random numbers.
+
+    time = floor + bytes / (memory bandwidth · sustained fraction · pattern fraction)
+
+`sustained` is what a plain streaming kernel reaches of the datasheet bandwidth; `pattern` is what the access pattern leaves
+of that. Families here are derived: they take the device's own floor and bandwidth, and their pattern fractions from the
+kernel listing of DLRM training on a V100 (owensgroup/ml_perf_model, op -> kernel -> us; batch 2048), named per family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfmodel.db.device import Device
+from perfmodel.estimate import Estimate, Source
+from perfmodel.kernels.registry import KernelCall, kernel_family
+from perfmodel.kernels.roofline import estimates, peak_flops_per_s
+
+# Sustained copy bandwidth over datasheet bandwidth: 817 of 900 GB/s on V100, 1391 of 1555 GB/s on A100
+# (owensgroup/ml_perf_model, analysis/utils.py @5b2522a, peak_DRAM_BW).
+SUSTAINED_FRAC = 0.90
+# CPU: datasheet field is already the measured triad rate of this machine.
+CPU_SUSTAINED_FRAC = 1.0
+
+# Of the sustained bandwidth, what each family's access pattern keeps.
+PATTERN_FRAC: Mapping[str, float] = {
+    "copy": 0.80,  # CatArrayBatchedCopy of 28 MB in 92 us: 615 GB/s of 817 on V100
+    "fill": 1.0,  # writes only, one stream
+    "transpose": 0.55,  # unrolled_elementwise_kernel of a permuted 2048x351 matrix: 13 us for 5.8 MB
+    "index": 0.40,  # index_elementwise_kernel: 718,848 elements in 21 us, of which 4 us are floor: 340 GB/s
+    "index_accumulate": 0.27,  # indexing_backward_kernel: 718,848 x 3 sectors of 32 bytes in 319 us: 216 GB/s
+    "sort": 0.50,  # radix sort scatters one digit a pass; half of the streams are uncoalesced
+    "scan": 0.70,  # decoupled look-back: one read, one write, and a wait on the neighbour
+    "optimizer": 0.95,  # multi_tensor_apply with 65,536-element chunks streams as a plain copy does
+    "random": 0.80,  # Philox costs about 30 integer operations an element beside the write
+    "loss": 0.75,
+    "pool": 0.70,  # overlapping windows are read from L1 and L2
+}
+LOW_FRAC, HIGH_FRAC = 0.6, 1.7
+
+
+def streaming_s(calls: Sequence[KernelCall], device: Device) -> np.ndarray:
+    """Seconds of each call by the law above, or by its FLOPs if these take longer."""
+    sustained = SUSTAINED_FRAC if device.kind == "cuda" else CPU_SUSTAINED_FRAC
+    rates = {family: device.memory_bytes_per_s * sustained * frac for family, frac in PATTERN_FRAC.items()}
+    peaks = {pipe: peak_flops_per_s(device, pipe) for pipe in {call.pipe for call in calls}}
+    moved = np.array([call.work.read_bytes + call.work.write_bytes for call in calls], dtype=np.float64)
+    flops = np.array([call.work.flops for call in calls], dtype=np.float64)
+    rate = np.array([rates[call.family] for call in calls])
+    peak = np.array([peaks[call.pipe] for call in calls])
+    serial = np.array([call.features.get("serial_steps", 0.0) for call in calls]) * SERIAL_STEP_S
+    body: np.ndarray = device.kernel_floor_s + np.maximum(np.maximum(moved / rate, flops / peak), serial)
+    return body
+
+
+# A step of a loop that one block runs alone waits for two dependent loads from device memory, about 500 ns each
+# (Jia et al., arXiv:1804.06826, V100: 375 to 1029 cycles of 0.65 ns by TLB level).
+SERIAL_STEP_S = 0.8e-6
+
+
+def streaming(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
+    """Estimates of memory-bound kernels without measurements of their own; range 0.6 to 1.7 times."""
+    return estimates(streaming_s(calls, device), (LOW_FRAC, HIGH_FRAC), Source.DERIVED)
+
+
+for _family in PATTERN_FRAC:
+    kernel_family(_family)(streaming)
