@@ -21,7 +21,9 @@ MAX_NODES = 65536
 
 P2pLevel = Literal["nvl", "pix", "pxb", "phb", "node", "sys"]
 SocketKind = Literal["qpi", "upi", "upi2", "upi3", "xgmi2", "xgmi3", "xgmi4"]
-NicKind = Literal["infiniband_edr", "infiniband_hdr", "infiniband_ndr", "infiniband_xdr", "infiniband", "roce", "tcp"]
+NicKind = Literal[
+    "infiniband_edr", "infiniband_hdr", "infiniband_ndr", "infiniband_xdr", "infiniband", "roce", "tcp", "unknown"
+]
 
 _MEMBER = re.compile(r"(gpu|nic)(0|[1-9][0-9]{0,4})")
 
@@ -175,7 +177,8 @@ class PcieSpec(Spec):
 class NicSpec(Spec):
     """`count` network cards; NIC i sits by GPU i * n_gpus // count unless a PCIe group names it.
 
-    `storage` lists those that training does not use.
+    `storage` lists those that training does not use, `names` what the system calls them. Kind `unknown` (a matrix does not
+    say) stands until someone fills it in: such a card carries nothing.
     """
 
     count: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)] = 1
@@ -184,10 +187,13 @@ class NicSpec(Spec):
     delivered_bandwidth: BytesPerS | None = None
     latency: Seconds | None = None
     storage: tuple[Index, ...] = ()
+    names: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _has_rate(self) -> Self:
-        if self.bandwidth is None and "_" not in self.kind:
+        if self.names and len(self.names) != self.count:
+            raise ValueError(f"names: found {len(self.names)}, allowed {self.count}, one for each NIC")
+        if self.bandwidth is None and "_" not in self.kind and self.kind != "unknown":
             raise ValueError(f"kind `{self.kind}` comes in many speeds: give `bandwidth`, such as 100 Gbit/s")
         wrong = [index for index in self.storage if index >= self.count]
         if wrong:

@@ -74,7 +74,7 @@ class Network:
     def _of(self, nic: str) -> tuple[LinkKind, LinkSpeed]:
         nics = self._nics[int(nic.partition("/")[0][1:])]
         if nics.kind is None or nics.speed is None:
-            raise TopologyError(f"{nic} does not exist")
+            raise TopologyError(f"{nic}: its speed is unknown; set `kind` and `bandwidth` of the node's `nics`")
         return nics.kind, nics.speed
 
     def _port(self, nic: str, leaf: str, *, outward: bool) -> Link:
@@ -109,7 +109,7 @@ class Network:
     def add_to(self, graph: nx.DiGraph[str]) -> None:
         """Adds leaves, spine and their links to a machine's graph."""
         for host, nics in enumerate(self._nics):
-            for rail, name in enumerate(nics.training):
+            for rail, name in enumerate(nics.training if nics.speed else ()):
                 nic, leaf = f"h{host}/{name}", self._leaf(host, rail)
                 graph.add_node(leaf, kind=NodeKind.LEAF)
                 graph.add_edge(nic, leaf, link=self._port(nic, leaf, outward=True))

@@ -23,8 +23,7 @@ class HostNics:
     Attributes:
         of_rank: per rank the NICs it uses, first choice first; empty tuples where the host has none.
         training: NICs that some rank uses, in order: the position is the rail.
-        speed: of each port.
-        kind: of each port.
+        speed, kind: of each port; None where nobody has said.
     """
 
     of_rank: tuple[tuple[str, ...], ...]
@@ -49,10 +48,11 @@ def place_nics(host: Host) -> HostNics:
         first = turn * len(group) // n_sharers if group else 0
         chosen.append(group[first:] + group[:first])
     used = {name for group in chosen for name in group}
+    training = tuple(name for name in nics if name in used)
+    if spec.kind == "unknown":
+        return HostNics(of_rank=tuple(chosen), training=training, speed=None, kind=None)
     kind, speed = _nic_speed(spec)
-    return HostNics(
-        of_rank=tuple(chosen), training=tuple(name for name in nics if name in used), speed=speed, kind=kind
-    )
+    return HostNics(of_rank=tuple(chosen), training=training, speed=speed, kind=kind)
 
 
 def _nearest(host: Host, rank: str, nics: list[str]) -> tuple[str, ...]:
