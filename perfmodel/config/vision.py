@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfmodel.config.quantity import PositiveCount
 from perfmodel.config.training import TrainedSpec
+
+# Stem and stages halve the image five times.
+TOTAL_STRIDE = 32
 
 
 class VisionSpec(TrainedSpec):
@@ -27,3 +30,13 @@ class VisionSpec(TrainedSpec):
     image_size: PositiveCount = 224
     classes: PositiveCount = 1000
     channels_last: bool = False
+
+    @model_validator(mode="after")
+    def _normalisable(self) -> VisionSpec:
+        side = -(-self.image_size // TOTAL_STRIDE)
+        if self.batch_size * side * side < 2:
+            raise ValueError(
+                "batch_size: found 1 with an image that shrinks to one pixel, allowed at least 2 "
+                "(batch norm needs more than one value per channel)"
+            )
+        return self

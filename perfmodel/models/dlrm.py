@@ -1,0 +1,204 @@
+"""DLRM (Naumov et al. 2019, arXiv:1906.00091) with pooled tables; DCN v2 interaction as in Wang et al. 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+from perfmodel.config.dlrm import DlrmSpec, Interaction, Table
+from perfmodel.errors import ConfigError
+from perfmodel.graph import TableAccess
+from perfmodel.models.built import PARAMETER_DTYPE
+from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of
+
+_TABLE_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Mlp(nn.Sequential):
+    """Linear layers with ReLU between them, and after the last one if `activate_last`."""
+
+    def __init__(self, n_in: int, widths: Sequence[int], *, activate_last: bool) -> None:
+        layers: list[nn.Module] = []
+        for position, width in enumerate(widths):
+            layers.append(nn.Linear(n_in, width))
+            if activate_last or position < len(widths) - 1:
+                layers.append(nn.ReLU())
+            n_in = width
+        super().__init__(*layers)
+
+
+class SparseArch(nn.Module):
+    """The embedding tables. Features that share a table are looked up in one call."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        super().__init__()
+        self.embedding_bags = nn.ModuleDict()
+        for table in tables:
+            dtype = _TABLE_DTYPE[table.precision]
+            bag = nn.EmbeddingBag(table.rows, int(table.dim or 0), mode="sum", sparse=True, dtype=dtype)
+            try:
+                self.embedding_bags[str(table.name)] = bag
+            except KeyError as error:
+                raise ConfigError(f"tables.{table.name}: torch keeps this name for itself, allowed another") from error
+        self.n_features = [len(t.pooling_factor) for t in tables]
+
+    def forward(
+        self, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """One (batch, dim) tensor for each feature, tables in order."""
+        vectors: list[Tensor] = []
+        for bag, n_features, index, offset, weight in zip(
+            self.embedding_bags.values(), self.n_features, indices, offsets, weights, strict=True
+        ):
+            pooled = bag(index, offset, per_sample_weights=weight)
+            vectors += pooled.view(n_features, -1, pooled.shape[1]).unbind(0) if n_features > 1 else [pooled]
+        return vectors
+
+
+class DotInteraction(nn.Module):
+    """Dot products of all pairs of feature vectors, after the dense vector itself."""
+
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, n_vectors: int) -> None:
+        super().__init__()
+        pairs = torch.tril_indices(n_vectors, n_vectors, offset=-1)
+        self.register_buffer("first", pairs[0], persistent=False)
+        self.register_buffer("second", pairs[1], persistent=False)
+
+    def forward(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """(batch, dim + pairs) from the dense vector and the embedded ones, all (batch, dim)."""
+        stacked = torch.cat([dense, *vectors], dim=1).view(dense.shape[0], -1, dense.shape[1])
+        products = torch.bmm(stacked, stacked.transpose(1, 2))
+        return torch.cat([dense, products[:, self.first, self.second]], dim=1)
+
+
+class CatInteraction(nn.Module):
+    """Concatenation of the dense vector and the embedded ones."""
+
+    def forward(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """(batch, sum of widths)."""
+        return torch.cat([dense, *vectors], dim=1)
+
+
+class CrossInteraction(nn.Module):
+    """Low-rank cross layers on the concatenation: x <- x0 * (W (V x) + b) + x (DCN v2, section 3.2)."""
+
+    def __init__(self, width: int, n_layers: int, rank: int) -> None:
+        super().__init__()
+        self.v_kernels = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(n_layers))
+        self.w_kernels = nn.ModuleList(nn.Linear(rank, width) for _ in range(n_layers))
+
+    def forward(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """(batch, sum of widths)."""
+        start = torch.cat([dense, *vectors], dim=1)
+        crossed = start
+        for v_kernel, w_kernel in zip(self.v_kernels, self.w_kernels, strict=True):
+            crossed = start * w_kernel(v_kernel(crossed)) + crossed
+        return crossed
+
+
+class Dlrm(nn.Module):
+    """Logits (batch, outputs) of dense inputs (batch, features) and, for each table, indices, offsets and weights."""
+
+    def __init__(self, spec: DlrmSpec) -> None:
+        super().__init__()
+        tables = spec.expanded_tables
+        widths = [int(t.dim or 0) for t in tables for _ in t.pooling_factor]
+        self.dense_arch = Mlp(spec.dense_features, spec.bottom_mlp, activate_last=True)
+        self.sparse_arch = SparseArch(tables)
+        self.inter_arch, n_out = _interaction(spec.interaction, spec.bottom_mlp[-1], widths)
+        self.n_padding = -n_out % spec.interaction.pad_to_multiple
+        self.over_arch = Mlp(n_out + self.n_padding, spec.top_mlp, activate_last=False)
+
+    def forward(
+        self, dense: Tensor, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
+    ) -> Tensor:
+        """Runs the bottom MLP, the tables, the interaction and the top MLP."""
+        hidden = self.dense_arch(dense)
+        vectors = [v.to(hidden.dtype) for v in self.sparse_arch(indices, offsets, weights)]
+        crossed = self.inter_arch(hidden, vectors)
+        if self.n_padding:
+            crossed = fn.pad(crossed, (0, self.n_padding))
+        logits: Tensor = self.over_arch(crossed)
+        return logits
+
+
+def _interaction(spec: Interaction, dense_width: int, widths: Sequence[int]) -> tuple[nn.Module, int]:
+    """The interaction module and its output width."""
+    total = dense_width + sum(widths)
+    if spec.kind == "cat":
+        return CatInteraction(), total
+    if spec.kind == "dcnv2":
+        return CrossInteraction(total, spec.layers, spec.rank), total
+    n_vectors = 1 + len(widths)
+    return DotInteraction(n_vectors), dense_width + n_vectors * (n_vectors - 1) // 2
+
+
+def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
+    """BuiltModel fields of a DLRM on a device; `seed` draws weights and inputs where the device holds values."""
+    dtype = PARAMETER_DTYPE[spec.precision]
+    with torch.device(device):
+        module = Dlrm(spec)
+        if spec.precision == "bf16":
+            module = module.to(dtype)
+    rng = np.random.default_rng(seed)
+    dense = torch.empty(spec.batch_size, spec.dense_features, dtype=dtype, device=device)
+    target = torch.empty(spec.batch_size, spec.top_mlp[-1], dtype=dtype, device=device)
+    lookups = [_lookup(table, spec.batch_size, device, rng) for table in spec.expanded_tables]
+    if device != "meta":
+        dense.copy_(torch.from_numpy(rng.random(dense.shape)))
+        target.copy_(torch.from_numpy(rng.integers(0, 2, target.shape)))
+    indices, offsets, weights = ([lookup[part] for lookup in lookups] for part in range(3))
+    return {
+        "module": module,
+        "args": (dense, indices, offsets, weights),
+        "loss": partial(_click_loss, target),
+        "targets": (target,),
+        "tables": tuple(_access(table) for table in spec.expanded_tables),
+        "sparse_optimizer": spec.sparse_optimizer.name,
+        "sparse_optimizer_kwargs": {"fused": spec.sparse_optimizer.fused},
+    }
+
+
+def _click_loss(target: Tensor, logits: Tensor) -> Tensor:
+    return fn.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
+
+
+def _lookup(
+    table: Table, batch_size: int, device: str, rng: np.random.Generator
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Indices, offsets and weights of one table; the features that share it lie one after another."""
+    lengths = [round(mean * batch_size) for mean in table.pooling_factor]
+    n_indices, n_bags = sum(lengths), batch_size * len(lengths)
+    weight_dtype = _TABLE_DTYPE[table.precision]
+    if device == "meta":
+        indices = torch.empty(n_indices, dtype=torch.int64, device=device)
+        offsets = torch.empty(n_bags, dtype=torch.int64, device=device)
+        weights = torch.empty(n_indices, dtype=weight_dtype, device=device)
+    else:
+        drawn = [draw_lengths(mean, batch_size, ragged=table.ragged, rng=rng) for mean in table.pooling_factor]
+        indices = draw_indices(table.distribution, table.rows, n_indices, rng).to(device)
+        offsets = offsets_of(torch.cat(drawn)).to(device)
+        weights = torch.from_numpy(rng.random(n_indices)).to(weight_dtype).to(device)
+    return indices, offsets, weights if table.weighted else None
+
+
+def _access(table: Table) -> TableAccess:
+    return TableAccess(
+        parameter=f"sparse_arch.embedding_bags.{table.name}.weight",
+        rows=table.rows,
+        dim=int(table.dim or 0),
+        pooling_factor=sum(table.pooling_factor),
+        zipf_exponent=table.distribution.zipf,
+        histogram=table.distribution.histogram,
+        weighted=table.weighted,
+        itemsize_bytes=_TABLE_DTYPE[table.precision].itemsize,
+    )
