@@ -12,9 +12,9 @@ from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import Graph
 from perfmodel.plan import Collective, Placement, RankDevice, place
-from perfmodel.predict.lower import LoweredClass, lower_class, price_events
-from perfmodel.predict.prediction import Prediction
-from perfmodel.predict.summary import summarise
+from perfmodel.pipeline.lower import LoweredClass, lower_class, price_events
+from perfmodel.pipeline.prediction import Prediction
+from perfmodel.pipeline.summary import summarise
 from perfmodel.sim import simulate_steady
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology

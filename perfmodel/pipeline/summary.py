@@ -9,8 +9,8 @@ from perfmodel.estimate import Source
 from perfmodel.graph import Graph
 from perfmodel.kernels import work
 from perfmodel.plan import Placement
-from perfmodel.predict.lower import LoweredClass
-from perfmodel.predict.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
+from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
 from perfmodel.sim import breakdown, critical_path, stream_busy
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from typing import TYPE_CHECKING
 
-from perfmodel.predict.prediction import Prediction, RankSummary
+from perfmodel.pipeline.prediction import Prediction, RankSummary
 from perfmodel.units import format_bytes, format_count, format_flops_per_s, format_percent, format_time
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from perfmodel.predict.lower import LoweredClass
-from perfmodel.predict.pipeline import Run
+from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.run import Run
 from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
 from perfmodel.units import PS_PER_S
 

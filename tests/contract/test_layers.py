@@ -14,7 +14,7 @@ LEVELS = [
     {"config", "topology", "db"},
     {"kernels", "collectives", "plan"},
     {"sim"},
-    {"predict"},
+    {"pipeline"},
     {"sharding", "validate", "traces"},
     {"report"},
     {"api"},
@@ -22,6 +22,7 @@ LEVELS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALSO = {
+    "units": {"errors"},
     "topology": {"config"},  # a topology is built from its spec
     "db": {"config"},  # device.yaml has a schema
     "models": {"graph", "config", "errors", "units"},
@@ -29,13 +30,13 @@ ALSO = {
     "__init__": set(LEVEL) | {"api"},
 }
 ONLY = {"sim": {"errors", "units"}}  # the simulator knows no tensors, devices or YAML
-LAZY = {"models": {"predict", "validate", "api", "cli"}, "extract": {"predict", "validate", "api", "cli"}}
+LAZY = {"models": {"pipeline", "validate", "api", "cli"}, "extract": {"pipeline", "validate", "api", "cli"}}
 TORCH_ROOMS = {"models", "extract", "validate"}
 
 
 def imports_of(source: str) -> list[tuple[str, bool]]:
-    """(dotted module, at module level) for every import in the source."""
-    tree = ast.parse(source)
+    """(dotted module, at module level) for every import in the source that runs (not under `if TYPE_CHECKING:`)."""
+    tree = _Runtime().visit(ast.parse(source))
     top = {id(node) for node in tree.body}
     found = []
     for node in ast.walk(tree):
@@ -45,6 +46,15 @@ def imports_of(source: str) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.Import):
             found += [(alias.name, id(node) in top) for alias in node.names]
     return found
+
+
+class _Runtime(ast.NodeTransformer):
+    """Drops `if TYPE_CHECKING:` blocks."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return None
+        return self.generic_visit(node)
 
 
 def room_of(dotted: str) -> str:
@@ -102,9 +112,9 @@ def test_every_room_has_a_level() -> None:
         ("sim", "from perfmodel.kernels import price"),
         ("kernels", "import torch"),
         ("kernels", "def f():\n    import torch"),
-        ("kernels", "import perfmodel.predict"),
+        ("kernels", "import perfmodel.pipeline.run"),
         ("graph", "from perfmodel.config import load_model"),
-        ("predict", "from perfmodel.extract import trace"),
+        ("pipeline", "from perfmodel.extract import trace"),
         ("sharding", "def f():\n    from perfmodel.extract import trace"),
         ("report", "from perfmodel import cli"),
         ("cli", "import calibrate"),
@@ -118,7 +128,7 @@ def test_the_checker_sees_a_wrong_import(room: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("predict", "def f():\n    from perfmodel.extract import trace"),
+        ("pipeline", "def f():\n    from perfmodel.extract import trace"),
         ("cli", "def f():\n    import calibrate"),
         ("extract", "import torch\nfrom perfmodel.graph import Op"),
         ("sim", "import numpy\nfrom perfmodel.errors import PerfModelError"),

@@ -1,0 +1,1 @@
+"""Where rooms meet: place, price, lower, simulate, summarise. One path, each step a function on values."""
