@@ -1,0 +1,1 @@
+"""Traces of real runs, read and replayed."""

@@ -1,0 +1,99 @@
+"""Truth tests: real traces replayed with every device start left to the simulator, and small traces with a known answer."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import ConfigError
+from perfmodel.sim import simulate
+from perfmodel.sim.check import check_timeline
+from perfmodel.traces.kineto import read_kineto
+from perfmodel.traces.replay import compare_collectives, compare_steps, replay_programs
+
+TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+COLLECTIVE_LIMIT_S = 100e-6
+STEP_LIMIT_FRAC = 0.03
+
+
+def traces(*paths):
+    if not all(path.exists() for path in paths) or not paths:
+        pytest.skip("shared/ is absent: real traces are not part of the repository")
+    return [read_kineto(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def dlrm():
+    return traces(*sorted((TRACES / "dlrm_v100x8_kineto").glob("*.json.gz")))
+
+
+def test_eight_ranks_of_dlrm_meet_as_measured(dlrm):
+    ranks = replay_programs(dlrm)
+    timeline = simulate([rank.program for rank in ranks])
+    assert check_timeline(timeline) == []
+    steps, collectives = compare_steps(ranks, timeline), compare_collectives(ranks, timeline)
+    assert (len(steps), len(collectives)) == (8, 64)
+    assert max(abs(row.duration_error_frac) for row in steps) < STEP_LIMIT_FRAC
+    assert max(abs(row.end_error_s) for row in collectives) < COLLECTIVE_LIMIT_S
+    assert max(abs(row.start_error_s) for row in collectives) < COLLECTIVE_LIMIT_S
+
+
+def test_the_measured_truth_file_says_the_same_as_the_traces(dlrm):
+    """A second reading of the same run, made by others: start and duration of each collective in us."""
+    truth = json.loads((TRACES / "dlrm_v100x8_truth.json").read_text())
+    first = min(trace.origin_us + 1e6 * trace.steps[0].start_s for trace in dlrm)
+    for trace, expected in zip(dlrm, truth, strict=True):
+        found = [
+            (round(trace.origin_us + 1e6 * s.start_s - first), round(1e6 * s.duration_s)) for s in trace.collectives
+        ]
+        assert found == [(start, duration) for _, start, duration in expected["nccl"]]
+        assert round(1e6 * trace.steps[0].duration_s) == expected["step_dur_us"]
+
+
+def test_the_replay_is_not_told_when_ranks_meet(dlrm):
+    """Holding one rank's host back by 5 ms must delay the collectives and the steps of all."""
+    ranks = replay_programs(dlrm)
+    before = simulate([rank.program for rank in ranks])
+    late, delay_ps = ranks[2].program, 5 * 10**9
+    tasks = [dataclasses.replace(late.tasks[0], duration_ps=late.tasks[0].duration_ps + delay_ps), *late.tasks[1:]]
+    programs = [rank.program for rank in ranks]
+    programs[2] = dataclasses.replace(late, tasks=tasks)
+    after = simulate(programs)
+    moved = [
+        late.simulated_end_s - early.simulated_end_s
+        for late, early in zip(compare_collectives(ranks, after), compare_collectives(ranks, before), strict=True)
+    ]
+    # Rank 2 came to the first collective 0.5 ms before the last rank did (their kernels ran 518 us and 10 us).
+    assert min(moved) > 4e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet50_ddp_a100x2_rank0_3steps.json.gz",
+        "recsys_a100x8_rank3_6steps.json.gz",
+        "trace_resnet50_v100_2steps.json.gz",
+    ],
+)
+def test_steps_of_single_ranks_take_as_long_as_measured(name):
+    ranks = replay_programs(traces(TRACES / name))
+    timeline = simulate([ranks[0].program])
+    assert check_timeline(timeline) == []
+    rows = compare_steps(ranks, timeline)
+    assert rows
+    assert max(abs(row.duration_error_frac) for row in rows) < STEP_LIMIT_FRAC
+
+
+def test_ranks_of_different_runs_are_refused(dlrm):
+    fewer = dataclasses.replace(dlrm[1], device=tuple(s for s in dlrm[1].device if not s.is_collective))
+    with pytest.raises(ConfigError, match="different numbers of collectives"):
+        replay_programs([dlrm[0], fewer])
+    spans = [dataclasses.replace(s, name="ncclOther") if s.is_collective else s for s in dlrm[1].device]
+    with pytest.raises(ConfigError, match="collective 0 differs between ranks"):
+        replay_programs([dlrm[0], dataclasses.replace(dlrm[1], device=tuple(spans))])
+
+
+def test_a_trace_without_launches_is_refused(dlrm):
+    with pytest.raises(ConfigError, match="no call launches device work"):
+        replay_programs([dataclasses.replace(dlrm[0], device=())])
