@@ -1,0 +1,205 @@
+"""The dispatch mode that writes down every operator call of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from perfmodel.extract import _torch, sparse
+from perfmodel.extract.lifetimes import StorageLog
+from perfmodel.extract.modules import ModulePaths
+from perfmodel.graph import Op, Phase, TensorSpec
+
+# Operators of the profiler's bookkeeping: no device runs anything for them.
+_BOOKKEEPING = ("profiler.",)
+# The host waits for the device: a value or a size that only the device knows (c10 and ATen/native/cuda: each of these
+# ends in a cudaStreamSynchronize). A mask as an index becomes `nonzero`, which is seen by itself.
+HOST_SYNCS = frozenset(
+    {
+        "aten._local_scalar_dense",
+        "aten.equal",
+        "aten.is_nonzero",
+        "aten.item",
+        "aten.masked_select",
+        "aten.nonzero",
+        "aten._unique",
+        "aten._unique2",
+        "aten.unique_consecutive",
+        "aten.unique_dim",
+        "aten._coalesce",
+    }
+)
+_PLACEMENT = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature:
+    name: str
+    overload: str
+    arguments: tuple[str, ...]
+    mutated: frozenset[str]
+    ignored: bool
+
+
+@cache
+def _signature(func: Any) -> _Signature:
+    name = _torch.operator_name(func)
+    return _Signature(
+        name=name,
+        overload=_torch.overload_name(func),
+        arguments=_torch.argument_names(func),
+        mutated=_torch.mutated_names(func),
+        ignored=name.startswith(_BOOKKEEPING),
+    )
+
+
+_STEAL = _Signature(
+    name="aten._sparse_coo_tensor_unsafe", overload="default", arguments=(), mutated=frozenset(), ignored=False
+)
+
+
+@dataclass(slots=True)
+class _Call:
+    """The arguments of one call, sorted into tensors and the rest."""
+
+    inputs: list[TensorSpec] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch leaves __init_subclass__ untyped
+    """Records ops while active. `phase` is set by the driver; `device` is where the step's tensors live.
+
+    An operator whose tensors all lie on the CPU while the step's lie elsewhere is host work (the step counters of
+    torch's optimizers) and is run without being recorded.
+    """
+
+    def __init__(self, paths: ModulePaths, device: str) -> None:
+        super().__init__()
+        self.phase: Phase = "input"
+        self.ops: list[Op] = []
+        self.storages = StorageLog()
+        self.paths = paths
+        self._device = device
+        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        signature = _signature(func)
+        if signature.ignored or _is_bookkeeping_detach(signature.name) or self._is_host_work((args, kwargs)):
+            return func(*args, **kwargs)
+        call = self._arguments(signature, args, kwargs)
+        if sparse.is_stolen_gradient(signature.name, args):
+            signature, result = _STEAL, sparse.stolen(args[0])
+        else:
+            result = (sparse.stand_in(signature.name, args) or func)(*args, **kwargs)
+        if signature.name == "aten._to_copy" and _crosses_to_host(result, self._device):
+            return result
+        self._append(signature, call, result)
+        return result
+
+    def spec(self, tensor: torch.Tensor) -> TensorSpec:
+        """Metadata of a dense tensor. Equal views of one storage get one id."""
+        storage = self.storages.number(tensor)
+        key = (storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        known = self._specs.get(key)
+        if known is None:
+            known = self._specs[key] = TensorSpec(
+                id=len(self._specs),
+                shape=key[2],
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                strides=key[3],
+                storage=storage,
+            )
+        return known
+
+    def add(self, op: Op) -> None:
+        """Appends an op that no dispatcher call stands for; its id and phase are set here."""
+        self.ops.append(op)
+        self.storages.n_ops = len(self.ops)
+
+    def _append(self, signature: _Signature, call: _Call, result: Any) -> None:
+        in_backward = self.phase == "backward"
+        records = torch.is_grad_enabled()
+        recompute = in_backward and (records or self.paths.depth > 0)
+        outputs = tuple(self.spec(part) for _, part in _tensors("", result))
+        if not outputs:
+            outputs = tuple(s for s, n in zip(call.inputs, call.names, strict=True) if n in signature.mutated)
+        op = Op(
+            id=len(self.ops),
+            name=signature.name,
+            overload=signature.overload,
+            inputs=tuple(call.inputs),
+            input_names=tuple(call.names),
+            outputs=outputs,
+            attrs=call.attrs,
+            module=self._module(recompute=recompute, in_backward=in_backward),
+            phase=self.phase,
+            recompute=recompute,
+            host_sync=signature.name in HOST_SYNCS,
+        )
+        self.add(op)
+
+    def _module(self, *, recompute: bool, in_backward: bool) -> str:
+        if self.phase == "optimizer":
+            return ""
+        return self.paths.of_backward() if in_backward and not recompute else self.paths.of_forward()
+
+    def _arguments(self, signature: _Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+        call = _Call()
+        for name, value in (*zip(signature.arguments, args, strict=False), *kwargs.items()):
+            tensors = tuple(_tensors(name, value))
+            for tensor_name, tensor in tensors:
+                call.inputs.append(self.spec(tensor))
+                call.names.append(tensor_name)
+            if not tensors and name not in _PLACEMENT:
+                call.attrs[name] = _plain(value)
+        return call
+
+    def _is_host_work(self, value: Any) -> bool:
+        if self._device == "cpu":
+            return False
+        tensors = [tensor for _, tensor in _tensors("", value)]
+        return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _is_bookkeeping_detach(name: str) -> bool:
+    return name == "aten.detach" and not _torch.inside_autograd_kernel()
+
+
+def _crosses_to_host(result: Any, device: str) -> bool:
+    return isinstance(result, torch.Tensor) and result.device.type != device
+
+
+def _tensors(name: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    """Tensors in an argument, named after it; a sparse one is its indices and its values."""
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.sparse_coo:
+            indices, values = _torch.sparse_parts(value)
+            yield f"{name}.indices", indices
+            yield f"{name}.values", values
+        else:
+            yield name, value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(name, item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(name, item)
+
+
+def _plain(value: Any) -> Any:
+    """An argument as JSON can hold it: numbers, text, booleans, None, lists."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, complex):
+        return [value.real, value.imag]
+    return str(value).removeprefix("torch.")
