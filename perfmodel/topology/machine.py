@@ -11,10 +11,11 @@ import networkx as nx
 
 from perfmodel.config.topology import NetworkSpec, TopologySpec
 from perfmodel.errors import TopologyError
+from perfmodel.topology.bottleneck import find_bottleneck
 from perfmodel.topology.check import check_host
 from perfmodel.topology.fabric import fabric_name
 from perfmodel.topology.host import NVSWITCH, Host
-from perfmodel.topology.link import Link, PairInfo, PathKind, RankPlace
+from perfmodel.topology.link import Bottleneck, Link, PairInfo, PathKind, RankPlace
 from perfmodel.topology.network import Network
 from perfmodel.topology.nics import place_nics, to_nic
 
@@ -116,6 +117,19 @@ class Topology:
         self.check_group(ranks)
         home = {(place.host, place.local_rank): place.rank for place in Topology(self.spec).ranks}
         return Topology(self.spec, [home[self.ranks[r].host, self.ranks[r].local_rank] for r in ranks])
+
+    @property
+    def n_rails(self) -> int:
+        """NICs of a host that serve training: the smallest number over the hosts; 0 where one has none."""
+        return min(len(self._nics[kind].training) for kind in self._kind_of_host)
+
+    def host_kind(self, host: int) -> int:
+        """Number of the kind of a host: hosts of one kind are equal."""
+        return self._kind_of_host[host]
+
+    def bottleneck(self, group: Sequence[int]) -> Bottleneck | None:
+        """The link that limits a group when each member sends as much to every other; None for a single rank."""
+        return find_bottleneck(self, group)
 
     def check_group(self, ranks: Sequence[int]) -> None:
         """Raises TopologyError for a rank that does not exist or appears twice, and for an empty group."""
