@@ -41,6 +41,9 @@ def _distribution(value: Any) -> Any:
     return value
 
 
+DistributionField = Annotated[Distribution, BeforeValidator(_distribution)]
+
+
 def _features(value: Any) -> Any:
     return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
@@ -53,7 +56,7 @@ class Table(Spec):
         pooling_factor: mean indices per sample; a list means that several features share the table, one entry for each.
         ragged: bag lengths vary around the mean instead of being equal.
         weighted: each index has a per-sample weight.
-        distribution: which rows are hit.
+        distribution: which rows are hit; defaults to the model's `distribution`.
         precision: element type of the stored rows.
     """
 
@@ -64,7 +67,7 @@ class Table(Spec):
     pooling_factor: Annotated[tuple[Positive, ...], BeforeValidator(_features), Field(min_length=1)] = (1.0,)
     ragged: bool = False
     weighted: bool = False
-    distribution: Annotated[Distribution, BeforeValidator(_distribution)] = Distribution()
+    distribution: DistributionField | None = None
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
 
 
@@ -98,6 +101,7 @@ class DlrmSpec(TrainedSpec):
     bottom_mlp: tuple[PositiveCount, ...] = Field(min_length=1, description="a list of layer widths")
     top_mlp: tuple[PositiveCount, ...] = Field(min_length=1, description="a list of layer widths")
     embedding_dim: PositiveCount | None = None
+    distribution: DistributionField = Distribution()
     tables: tuple[Annotated[Table, BeforeValidator(_rows_only)], ...] = Field(
         min_length=1, description="a list of tables"
     )
@@ -106,7 +110,7 @@ class DlrmSpec(TrainedSpec):
 
     @property
     def expanded_tables(self) -> tuple[Table, ...]:
-        """One `Table` a table: `count` spelled out, names and dims filled in."""
+        """One `Table` a table: `count` spelled out; names, dims and distributions filled in."""
         found: list[Table] = []
         for table in self.tables:
             for copy in range(table.count):
@@ -114,6 +118,7 @@ class DlrmSpec(TrainedSpec):
                 if table.count > 1 and table.name:
                     name = f"{table.name}_{copy}"
                 update = {"name": name, "count": 1, "dim": table.dim or self.embedding_dim}
+                update["distribution"] = table.distribution or self.distribution
                 found.append(table.model_copy(update=update))
         return tuple(found)
 

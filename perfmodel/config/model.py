@@ -35,7 +35,8 @@ RUN_KEYS = (
     "sequence_length",
     "attention",
     "gradient_checkpointing",
-    "pooler",
+    "head",
+    "transformers",
 )
 
 

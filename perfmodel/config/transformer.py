@@ -30,7 +30,10 @@ class TransformerSpec(TrainedSpec):
         sequence_length: tokens per sample; defaults to max_positions.
         tied_embeddings: the head shares the token embedding's weight; default by architecture.
         pre_norm: False puts LayerNorm after the residual (opt only).
-        pooler: BERT's pooler exists, with parameters (it gets no gradient from the language-model loss).
+        head: `lm`; for bert also `pretraining` (pooler, masked language model and next-sentence prediction) and
+            `classification` (pooler and a classifier with two classes).
+        transformers: whose operators are dispatched: those of transformers 4.57, or of 4.38, which adds no mask to
+            GPT-2's scores and copies OPT's heads (bert is the same in both).
         attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
         gradient_checkpointing: recompute each block in backward.
     """
@@ -56,11 +59,12 @@ class TransformerSpec(TrainedSpec):
     rope_theta: Annotated[float, Field(gt=0.0)] = 10000.0
     tied_embeddings: bool | None = None
     pre_norm: bool = True
-    pooler: bool = False
     hidden_dropout: Dropout = 0.0
     attention_dropout: Dropout = 0.0
     embedding_dropout: Dropout = 0.0
     attention: Literal["eager", "sdpa"] = "sdpa"
+    head: Literal["lm", "pretraining", "classification"] = "lm"
+    transformers: Literal["4.38", "4.57"] = "4.57"
     gradient_checkpointing: bool = False
 
     @property
@@ -107,6 +111,10 @@ class TransformerSpec(TrainedSpec):
             problems.append(f"kv_heads: found {self.groups}, allowed a divisor of heads {self.heads}")
         if self.tokens > self.max_positions and self.architecture not in WITHOUT_POSITION_TABLE:
             problems.append(f"sequence_length: found {self.tokens}, allowed at most max_positions {self.max_positions}")
+        if self.head != "lm" and self.architecture != "bert":
+            problems.append(f"head: found {self.head} with architecture {self.architecture}, allowed lm")
+        if self.transformers == "4.38" and self.attention == "sdpa":
+            problems.append("attention: found sdpa with transformers 4.38, allowed eager")
         problems += self._misplaced()
         if problems:
             raise ValueError("\n".join(problems))
@@ -120,7 +128,7 @@ class TransformerSpec(TrainedSpec):
             "embedding_size": ("opt",),
             "pre_norm": ("opt",),
             "token_types": ("bert",),
-            "pooler": ("bert",),
+            "transformers": ("gpt2", "opt", "bert"),
             "embedding_dropout": ("gpt2",),
             "attention_bias": ("opt", "llama"),
             "mlp_bias": ("opt", "llama"),

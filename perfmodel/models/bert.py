@@ -155,20 +155,21 @@ class Body(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(spec)
         self.encoder = Encoder(spec)
-        self.pooler = Pooler(spec) if spec.pooler else None
+        self.pooler = None if spec.head == "lm" else Pooler(spec)
         self.fused = spec.attention == "sdpa"
 
-    def forward(self, tokens: Tensor, token_types: Tensor, attention_mask: Tensor) -> Tensor:
-        """Hidden states (batch, tokens, width); `attention_mask` (batch, tokens) is 1 for tokens that are not padding."""
+    def forward(self, tokens: Tensor, token_types: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states (batch, tokens, width) and, with a pooler, the first token's (batch, width).
+
+        `attention_mask` (batch, tokens) is 1 for tokens that are not padding.
+        """
         hidden = self.embeddings(tokens, token_types)
         mask = None
         if not self.fused:
             seen = attention_mask[:, None, None, :].to(hidden.dtype)
             mask = (1.0 - seen) * torch.finfo(hidden.dtype).min
         encoded: Tensor = self.encoder(hidden, mask)
-        if self.pooler is not None:
-            self.pooler(encoded)
-        return encoded
+        return encoded, None if self.pooler is None else self.pooler(encoded)
 
 
 class Transform(nn.Module):
@@ -201,20 +202,23 @@ class Predictions(nn.Module):
 
 
 class Heads(nn.Module):
-    """Holds the head under the name that checkpoints use."""
+    """The masked-language-model head and, for pretraining, the next-sentence head."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
         self.predictions = Predictions(spec)
+        self.seq_relationship = nn.Linear(spec.hidden_size, 2) if spec.head == "pretraining" else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of hidden states."""
-        out: Tensor = self.predictions(x)
-        return out
+    def forward(self, encoded: Tensor, pooled: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """Token logits (batch, tokens, vocabulary), and sentence logits (batch, 2) for pretraining."""
+        logits: Tensor = self.predictions(encoded)
+        if self.seq_relationship is None:
+            return logits
+        return logits, self.seq_relationship(pooled)
 
 
 class Bert(nn.Module):
-    """Logits (batch, tokens, vocabulary) of token ids, token types and attention mask, all (batch, tokens)."""
+    """BERT with its language-model head, and the next-sentence head for pretraining."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -222,7 +226,25 @@ class Bert(nn.Module):
         self.cls = Heads(spec)
         tie(self.cls.predictions.decoder, self.bert.embeddings.word_embeddings, spec)
 
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits of token ids, token types and attention mask, all (batch, tokens)."""
+        logits: Tensor | tuple[Tensor, Tensor] = self.cls(*self.bert(input_ids, token_type_ids, attention_mask))
+        return logits
+
+
+class BertClassifier(nn.Module):
+    """BERT with a sentence classifier (two classes)."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.bert = Body(spec)
+        self.dropout = nn.Dropout(spec.hidden_dropout)
+        self.classifier = nn.Linear(spec.hidden_size, 2)
+
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Runs the body and the head."""
-        logits: Tensor = self.cls(self.bert(input_ids, token_type_ids, attention_mask))
+        """Logits (batch, 2) of token ids, token types and attention mask, all (batch, tokens)."""
+        _, pooled = self.bert(input_ids, token_type_ids, attention_mask)
+        logits: Tensor = self.classifier(self.dropout(pooled))
         return logits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
-from perfmodel.config.dlrm import DlrmSpec, Interaction, Table
+from perfmodel.config.dlrm import Distribution, DlrmSpec, Interaction, Table
 from perfmodel.errors import ConfigError
 from perfmodel.graph import TableAccess
 from perfmodel.models.built import PARAMETER_DTYPE
@@ -185,20 +185,21 @@ def _lookup(
         weights = torch.empty(n_indices, dtype=weight_dtype, device=device)
     else:
         drawn = [draw_lengths(mean, batch_size, ragged=table.ragged, rng=rng) for mean in table.pooling_factor]
-        indices = draw_indices(table.distribution, table.rows, n_indices, rng).to(device)
+        indices = draw_indices(table.distribution or Distribution(), table.rows, n_indices, rng).to(device)
         offsets = offsets_of(torch.cat(drawn)).to(device)
         weights = torch.from_numpy(rng.random(n_indices)).to(weight_dtype).to(device)
     return indices, offsets, weights if table.weighted else None
 
 
 def _access(table: Table) -> TableAccess:
+    distribution = table.distribution or Distribution()
     return TableAccess(
         parameter=f"sparse_arch.embedding_bags.{table.name}.weight",
         rows=table.rows,
         dim=int(table.dim or 0),
         pooling_factor=sum(table.pooling_factor),
-        zipf_exponent=table.distribution.zipf,
-        histogram=table.distribution.histogram,
+        zipf_exponent=distribution.zipf,
+        histogram=distribution.histogram,
         weighted=table.weighted,
         itemsize_bytes=_TABLE_DTYPE[table.precision].itemsize,
     )

@@ -103,14 +103,15 @@ class Body(nn.Module):
         self.drop = nn.Dropout(spec.embedding_dropout)
         self.h = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.ln_f = nn.LayerNorm(spec.hidden_size, eps=spec.norm_epsilon)
-        self.fused, self.recompute = spec.attention == "sdpa", spec.gradient_checkpointing
+        self.masked = spec.attention == "eager" and spec.transformers != "4.38"
+        self.recompute = spec.gradient_checkpointing
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Hidden states (batch, tokens, width) of token ids (batch, tokens)."""
         words = self.wte(tokens)
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         hidden = words + self.wpe(positions)
-        mask = None if self.fused else causal_bias(hidden)
+        mask = causal_bias(hidden) if self.masked else None
         hidden = run_blocks(self.h, self.drop(hidden), mask, recompute=self.recompute)
         out: Tensor = self.ln_f(hidden)
         return out

@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(width, width, bias=bias)
         self.out_proj = nn.Linear(width, width, bias=bias)
         self.head_dim, self.dropout = spec.width_of_head, spec.attention_dropout
-        self.fused = spec.attention == "sdpa"
+        self.fused, self.old = spec.attention == "sdpa", spec.transformers == "4.38"
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, tokens, width) to the same shape."""
@@ -35,7 +35,8 @@ class Attention(nn.Module):
             dropout = self.dropout if self.training else 0.0
             out = fused_attention(query, key, value, dropout=dropout, scale=1.0, causal=True)
         else:
-            out = self._spelled_out(query, key, value, mask)
+            spelled_out = self._spelled_out_4_38 if self.old else self._spelled_out
+            out = spelled_out(query, key, value, mask)
         projected: Tensor = self.out_proj(out.reshape(*x.shape[:-1], -1).contiguous())
         return projected
 
@@ -46,6 +47,20 @@ class Attention(nn.Module):
         chances = fn.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         chances = fn.dropout(chances, p=self.dropout, training=self.training)
         return torch.matmul(chances, value).transpose(1, 2).contiguous()
+
+    def _spelled_out_4_38(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Heads copied and folded into the batch; scores clamped from below after the mask."""
+        shape = query.shape
+        flat = (-1, shape[2], shape[3])
+        key, value = key.contiguous(), value.contiguous()
+        query, key, value = query.contiguous().view(flat), key.view(flat), value.view(flat)
+        scores = torch.bmm(query, key.transpose(1, 2))
+        if mask is not None:
+            scores = scores.view(*shape[:2], shape[2], shape[2]) + mask
+            lowest = torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype, device=scores.device)
+            scores = torch.max(scores, lowest).view(-1, shape[2], shape[2])
+        chances = fn.dropout(fn.softmax(scores, dim=-1), p=self.dropout, training=self.training)
+        return torch.bmm(chances, value).view(shape).transpose(1, 2)
 
 
 class Layer(nn.Module):

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as fn
 
 from perfmodel.config.transformer import TransformerSpec
-from perfmodel.models.bert import Bert
+from perfmodel.models.bert import Bert, BertClassifier
 from perfmodel.models.blocks import masked_token_loss, next_token_loss
 from perfmodel.models.built import PARAMETER_DTYPE
 from perfmodel.models.gpt2 import Gpt2
@@ -21,7 +22,7 @@ ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
     "gpt2": Gpt2,
     "opt": Opt,
     "llama": Llama,
-    "bert": Bert,
+    "bert": lambda spec: BertClassifier(spec) if spec.head == "classification" else Bert(spec),
 }
 
 
@@ -32,22 +33,41 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
         if spec.precision == "bf16":
             module = module.to(PARAMETER_DTYPE["bf16"])
     generator = torch.Generator().manual_seed(seed)
-    tokens, labels = (_tokens(spec, device, generator) for _ in range(2))
+
+    def draw(*shape: int, below: int) -> Tensor:
+        if device == "meta":
+            return torch.empty(shape, dtype=torch.int64, device=device)
+        return torch.randint(0, below, shape, generator=generator).to(device)
+
+    tokens = draw(spec.batch_size, spec.tokens, below=spec.vocab_size)
     inputs: tuple[Tensor, ...] = (tokens,)
     if spec.architecture == "bert":
         inputs = (tokens, torch.zeros_like(tokens), torch.ones_like(tokens))
-    loss = masked_token_loss if spec.architecture == "bert" else next_token_loss
+    targets: tuple[Tensor, ...] = ()
+    if spec.head != "classification":
+        targets = (draw(spec.batch_size, spec.tokens, below=spec.vocab_size),)
+    if spec.head != "lm":
+        targets = (*targets, draw(spec.batch_size, below=2))
     return {
         "module": module,
         "args": inputs,
-        "loss": partial(loss, labels),
-        "targets": (labels,),
+        "loss": partial(_LOSSES["next_token" if spec.architecture != "bert" else spec.head], *targets),
+        "targets": targets,
         "checkpointing": spec.gradient_checkpointing,
     }
 
 
-def _tokens(spec: TransformerSpec, device: str, generator: torch.Generator) -> Tensor:
-    shape = (spec.batch_size, spec.tokens)
-    if device == "meta":
-        return torch.empty(shape, dtype=torch.int64, device=device)
-    return torch.randint(0, spec.vocab_size, shape, generator=generator).to(device)
+def _pretraining_loss(labels: Tensor, sentence_labels: Tensor, logits: tuple[Tensor, Tensor]) -> Tensor:
+    return masked_token_loss(labels, logits[0]) + fn.cross_entropy(logits[1].float(), sentence_labels)
+
+
+def _classification_loss(labels: Tensor, logits: Tensor) -> Tensor:
+    return fn.cross_entropy(logits.float(), labels)
+
+
+_LOSSES: Mapping[str, Callable[..., Tensor]] = {
+    "next_token": next_token_loss,
+    "lm": masked_token_loss,
+    "pretraining": _pretraining_loss,
+    "classification": _classification_loss,
+}
