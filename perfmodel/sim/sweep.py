@@ -114,7 +114,7 @@ def use_numba(n_tasks: int) -> bool:
 
 @cache
 def _numba_loop() -> Callable[..., None]:
-    from numba import njit  # noqa: PLC0415 -- half a second to import, and not needed for small runs
+    from numba import njit
 
     loop: Callable[..., None] = njit(cache=True)(sweep_loop)
     return loop

@@ -7,9 +7,9 @@ simulator computes. Latencies (launch, return from a sync, gap between queued ke
 Structure that Kineto does not record is inferred. Threads of a rank that launch work take turns (the autograd engine
 runs while the main thread waits), so their calls form one host order. `cudaStreamWaitEvent` names neither stream nor
 event: the next work the thread launches is taken to wait, on every other stream, for the latest earlier work that had
-ended by the time it started. A stream synchronisation waits for the last work its thread launched. A kernel with more warps than the
-device can hold at once leaves no room for others: what the trace shows to have run after it on another stream waits for
-it. In these three the trace decides the order; the times are the simulator's.
+ended by the time it started. A stream synchronisation waits for the last work its thread launched. A kernel with more
+warps than the device can hold at once leaves no room for others: what the trace shows to have run after it on another
+stream waits for it. In these three the trace decides the order; the times are the simulator's.
 """
 
 from __future__ import annotations
