@@ -1,12 +1,134 @@
-"""Host time of an op: what the thread that drives the device spends to issue it."""
+"""Host time of an op: what the thread that drives the device spends to issue it.
+
+    CUDA: cost = dispatch(phase) · weight(op) + launches · launch time (+ a share per tensor for lists of tensors)
+    CPU:  cost = dispatch(phase) · weight(op) for ops that run nothing; the kernels of a CPU are measured as whole calls, so
+          an op that does run something adds only what Python or the autograd engine spends around that call.
+
+The device's `HostCosts` hold the seconds of a plain pointwise op. Weights say how many such ops another op's host work is
+worth. They are ratios from the published per-op CPU times of DLRM, ResNet-50 and Transformer training on a V100 host
+(owensgroup/ml_perf_model, `overheads_study`: T2, the CPU time before an op's first launch; medians over models and batch
+sizes) over that of `add` (15.2 us), after taking 1 us off for every nested profiler event.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from perfmodel.db.device import Device
 from perfmodel.graph import Op
+from perfmodel.kernels.view import ALLOCATIONS, METADATA, VIEWS
+
+DEFAULT_WEIGHT = 1.0
+# A view through the dispatcher, the part that Python does not see included: slice 3-4 us where add is 12-20 us in Kineto
+# traces of A100 and V100 DLRM training.
+VIEW_WEIGHT = 0.25
+# Aliases that autograd makes for itself in C++: 0.5-1 us in the same traces.
+ALIAS_WEIGHT = 0.05
+ALLOCATION_WEIGHT = 0.3
+# Python loops of torch.optim and the argument lists of multi_tensor_apply, per tensor in a list: SGD.step spends 141 us for
+# 12 parameters before its first launch, of which 15 us are the op itself.
+PER_TENSOR_WEIGHT = 0.15
+
+_ALIASES = ("aten.detach", "aten.alias", "aten.lift_fresh", "aten._reshape_alias", "aten._version", "aten.is_same_size")
+
+# Weight of ops whose host work differs from a plain pointwise op's, each from the T2 table unless said otherwise.
+_CLASSES: Mapping[float, tuple[str, ...]] = {
+    # 28-31 us: cuBLAS handle, heuristics and workspace; linear is 41 us with its Python module and its transpose
+    2.0: ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv", "aten.dot", "aten._scaled_mm"),
+    # 45-124 us: cuDNN descriptors and the plan cache
+    4.0: ("aten.convolution", "aten.cudnn_convolution", "aten.convolution_overrideable"),
+    # 36-117 us in backward: two plans
+    5.0: ("aten.convolution_backward",),
+    # 50-70 us forward (module, counters and five outputs), 47-51 us backward
+    3.0: (
+        "aten.native_batch_norm",
+        "aten.cudnn_batch_norm",
+        "aten._native_batch_norm_legit",
+        "aten._batch_norm_with_update",
+        "aten.native_batch_norm_backward",
+        "aten.cudnn_batch_norm_backward",
+        "aten.batch_norm_backward",
+    ),
+    # 58.6 us for a batched lookup, 51.9 us for its backward, both custom autograd functions
+    3.5: (
+        "aten._embedding_bag",
+        "aten._embedding_bag_forward_only",
+        "aten._embedding_bag_backward",
+        "aten._embedding_bag_dense_backward",
+        "aten._embedding_bag_sparse_backward",
+        "aten._coalesce",
+    ),
+    # layer norm 30 us, reductions 25 us, cat 30 us, index 29 us, losses 24-30 us, max pool 26 us, dropout backward 29 us
+    1.7: (
+        "aten.native_layer_norm",
+        "aten.native_layer_norm_backward",
+        "aten.native_group_norm",
+        "aten.native_group_norm_backward",
+        "aten.sum",
+        "aten.mean",
+        "aten.cat",
+        "aten.stack",
+        "aten.index",
+        "aten.index_select",
+        "aten.embedding",
+        "aten.embedding_dense_backward",
+        "aten.mse_loss",
+        "aten.mse_loss_backward",
+        "aten.binary_cross_entropy",
+        "aten.binary_cross_entropy_backward",
+        "aten.nll_loss_forward",
+        "aten.nll_loss_backward",
+        "aten._softmax",
+        "aten._log_softmax",
+        "aten._softmax_backward_data",
+        "aten._log_softmax_backward_data",
+        "aten.max_pool2d_with_indices",
+        "aten.max_pool2d_with_indices_backward",
+        "aten._adaptive_avg_pool2d",
+        "aten.native_dropout",
+        "aten.native_dropout_backward",
+    ),
+    # index backward 28 us before its first launch and 35 us between launches
+    4.5: ("aten.index_put", "aten.index_put_", "aten._index_put_impl_"),
+    # fused attention: one launch, but checks of every backend first; taken as a matrix product and a half
+    3.1: (
+        "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_flash_attention_backward",
+        "aten._scaled_dot_product_efficient_attention",
+        "aten._scaled_dot_product_efficient_attention_backward",
+        "aten._scaled_dot_product_cudnn_attention",
+        "aten._scaled_dot_product_cudnn_attention_backward",
+    ),
+}
+
+
+def _weights() -> dict[str, float]:
+    weights = {name: VIEW_WEIGHT for name in (*VIEWS, *METADATA)}
+    weights |= {name: ALLOCATION_WEIGHT for name in ALLOCATIONS}
+    weights |= {name: ALIAS_WEIGHT for name in _ALIASES}
+    return weights | {name: weight for weight, names in _CLASSES.items() for name in names}
+
+
+WEIGHTS: Mapping[str, float] = _weights()
+
+
+def weight(op: Op) -> float:
+    """Host work of `op` in units of a plain pointwise op's, launches apart."""
+    base = WEIGHTS.get(op.name, DEFAULT_WEIGHT)
+    if op.name.startswith(("aten._foreach_", "aten._fused_", "aten._amp_foreach_")):
+        return base + PER_TENSOR_WEIGHT * len(op.inputs)
+    return base
 
 
 def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:
     """Host seconds to dispatch `op` and launch its `n_kernels` kernels on `device`."""
-    dispatch_s = device.host.backward_op_s if op.phase == "backward" else device.host.op_dispatch_s
-    return dispatch_s + n_kernels * device.host.launch_s
+    host = device.host
+    dispatch_s = host.backward_op_s if op.phase == "backward" else host.op_dispatch_s
+    if device.kind == "cpu" and n_kernels:
+        return dispatch_s
+    return dispatch_s * weight(op) + n_kernels * host.launch_s
+
+
+def host_costs_s(ops: Sequence[Op], n_kernels: Sequence[int], device: Device) -> list[float]:
+    """`host_cost_s` of many ops."""
+    return [host_cost_s(op, count, device) for op, count in zip(ops, n_kernels, strict=True)]
