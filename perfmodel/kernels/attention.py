@@ -9,6 +9,7 @@ Features of the family `attention`:
   (FlashAttention-2, Dao 2023, section 3.1: "5 matmuls in the backward pass").
 - `masked`: 1 if an additive bias or mask is read. `dropout`: its probability.
 - `variant`: 0 flash, 1 memory-efficient, 2 cudnn, 3 CPU.
+- `implementation`: index into IMPLEMENTATIONS; 0 is what PyTorch runs for the variant.
 - `itemsize_bytes`.
 
 The unfused math path arrives as its own matrix products and softmax and never gets here.
@@ -25,6 +26,8 @@ from perfmodel.kernels.registry import KernelCall, kernel_rule
 
 FLASH, EFFICIENT, CUDNN, CPU = 0, 1, 2, 3
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # FlashAttention-2 (Dao 2023), section 3.1
+# Kernels that were measured apart. An op may name one in its attribute `implementation`; PyTorch's own ops do not.
+IMPLEMENTATIONS = ("auto", "flash2", "flash3", "sglang_flash2", "sglang_flash3", "trtllm", "flashinfer", "triton")
 STATISTIC_BYTES = 4  # one float32 log-sum-exp per query and head (FlashAttention-2, section 3.1.1)
 
 
@@ -43,6 +46,7 @@ class AttentionShape:
     masked: bool = False
     dropout: float = 0.0
     variant: int = FLASH
+    implementation: str = "auto"
 
     @property
     def scores(self) -> int:
@@ -97,6 +101,7 @@ def attention_call(
             "masked": float(shape.masked),
             "dropout": shape.dropout,
             "variant": float(shape.variant),
+            "implementation": float(IMPLEMENTATIONS.index(shape.implementation)),
             "backward": float(backward),
             "itemsize_bytes": float(itemsize_bytes),
         },
@@ -126,6 +131,7 @@ def _shape_of(op: Op, query: TensorSpec, key: TensorSpec, value: TensorSpec) -> 
         masked=mask is not None and mask.n_elems > 0,
         dropout=float(op.attrs.get("dropout_p") or 0.0),
         variant=_variant(op.name),
+        implementation=str(op.attrs.get("implementation", "auto")),
     )
 
 

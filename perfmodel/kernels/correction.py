@@ -1,0 +1,214 @@
+"""What every calibrated family shares: segments of a fit, the stored correction, and its fading outside the fit range.
+
+A fit holds one or more *segments*: sets of law parameters for one arithmetic pipe (`bf16_tensor`, `fp32_batched`, ...).
+Segment `s` of a fit is its parameters `s.<name>`, its arrays `s.<name>` and its range `s.<feature>`. An estimate is
+
+    time = law(parameters, call, device) * exp(w * clip(correction(features), -bound, bound)) * trim
+
+where `correction` is a sum of regression trees over the law's features, stored as plain arrays, and w goes from 1 inside
+the fit range to 0 at FADE_OCTAVES outside it or on another compute capability: beyond its data the law alone speaks.
+
+Arrays of the trees (all nodes of all trees behind each other; the two children of a node lie side by side):
+
+- `tree_roots` [trees]: index of each root.
+- `tree_feature` [nodes]: column of the feature matrix, LEAF at a leaf.
+- `tree_child` [nodes]: left child's index minus the root's; the right child is the next node.
+- `tree_value` [nodes]: threshold (left if feature <= threshold) or the leaf's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.db.device import Device, Fit
+from perfmodel.errors import MissingCalibrationError
+from perfmodel.estimate import Estimate, Source
+from perfmodel.kernels.registry import KernelCall
+from perfmodel.kernels.roofline import roofline
+
+Floats = NDArray[np.float64]
+
+LEAF = 255
+FADE_OCTAVES = (
+    2.0  # the correction is gone at 4 times beyond the measured range; halving each octave is the mildest ramp
+)
+RANGE_SLACK = 1.02  # a size within 2 % of the range's edge is inside it
+MAX_LOG_CORRECTION = 1.2  # |log| bound of a correction: the law itself is within 3.3 times of nearly every measurement
+OUTSIDE_WIDENING = (
+    1.3  # range of an estimate outside the data: the split by ranges shows p90 errors up to this much wider
+)
+OTHER_CHIP_WIDENING = 1.25  # fits without H100 miss it by about twice the residual of its own fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One set of law parameters of a fit with its correction, range and residual quantiles."""
+
+    name: str
+    parameters: Mapping[str, float]
+    arrays: Mapping[str, NDArray[np.generic]]
+    fit_range: Mapping[str, tuple[float, float]]
+    low_frac: float
+    high_frac: float
+    source: Source
+    corrected: bool
+
+    def only_law(self) -> Segment:
+        """The same law for another pipe or chip: no correction, DERIVED, a wider range."""
+        return Segment(
+            name=self.name,
+            parameters=self.parameters,
+            arrays={},
+            fit_range=self.fit_range,
+            low_frac=self.low_frac / OTHER_CHIP_WIDENING,
+            high_frac=self.high_frac * OTHER_CHIP_WIDENING,
+            source=max(self.source, Source.DERIVED),
+            corrected=False,
+        )
+
+    def derived(self) -> Segment:
+        """The same segment, marked DERIVED."""
+        return Segment(
+            name=self.name,
+            parameters=self.parameters,
+            arrays=self.arrays,
+            fit_range=self.fit_range,
+            low_frac=self.low_frac,
+            high_frac=self.high_frac,
+            source=max(self.source, Source.DERIVED),
+            corrected=self.corrected,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawResult:
+    """A law's answer for n calls: device time (s) [n], features of the correction [n, f], and what the range bounds."""
+
+    time_s: Floats
+    features: Floats
+    ranged: Mapping[str, Floats]
+
+
+Law = Callable[[Segment, Sequence[KernelCall], Device], LawResult]
+Chooser = Callable[[Mapping[str, Segment], KernelCall, Device], Segment | None]
+
+
+def segments_of(fit: Fit, device: Device) -> dict[str, Segment]:
+    """All segments of a fit by name, as they apply on `device`.
+
+    A segment measured on another compute capability loses its correction; one whose parameters say `derived` is DERIVED.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in fit.parameters.items():
+        name, _, parameter = key.partition(".")
+        if parameter:
+            found.setdefault(name, {})[parameter] = value
+    return {name: _segment(name, parameters, fit, device) for name, parameters in found.items()}
+
+
+def _segment(name: str, parameters: Mapping[str, float], fit: Fit, device: Device) -> Segment:
+    prefix = f"{name}."
+    arrays = {key.removeprefix(prefix): value for key, value in fit.arrays.items() if key.startswith(prefix)}
+    derived = parameters.get("derived", 0.0) > 0
+    segment = Segment(
+        name=name,
+        parameters=parameters,
+        arrays=arrays,
+        fit_range={k.removeprefix(prefix): v for k, v in fit.fit_range.items() if k.startswith(prefix)},
+        low_frac=parameters.get("low_frac", fit.low_frac),
+        high_frac=parameters.get("high_frac", fit.high_frac),
+        source=max(fit.source, Source.DERIVED) if derived else fit.source,
+        corrected=bool(arrays),
+    )
+    measured_on = parameters.get("compute_capability", 0.0)
+    same_chip = device.kind == "cpu" or measured_on == float(device.compute_capability or 0)
+    return segment if same_chip else segment.only_law()
+
+
+def evaluate_trees(arrays: Mapping[str, NDArray[np.generic]], features: Floats) -> Floats:
+    """Sum of the leaves that each row of `features` [n, f] reaches, over all trees: [n]."""
+    roots = arrays["tree_roots"].astype(np.int64)
+    feature = arrays["tree_feature"]
+    child = arrays["tree_child"].astype(np.int64)
+    value = arrays["tree_value"].astype(np.float64)
+    base = np.broadcast_to(roots, (features.shape[0], roots.size))
+    node = base.copy()
+    rows = np.arange(features.shape[0])[:, None]
+    while True:
+        column = feature[node].astype(np.int64)
+        inner = column != LEAF
+        if not inner.any():
+            break
+        right = features[rows, np.where(inner, column, 0)] > value[node]
+        node = np.where(inner, base + child[node] + right, node)
+    total: Floats = value[node].sum(axis=1)
+    return total
+
+
+def octaves_outside(ranged: Mapping[str, Floats], fit_range: Mapping[str, tuple[float, float]]) -> Floats:
+    """How far (factors of two, summed over features) each call lies outside the measured range; 0 inside."""
+    total: Floats = np.zeros(next(iter(ranged.values())).shape)
+    for name, values in ranged.items():
+        if name not in fit_range:
+            continue
+        low, high = fit_range[name]
+        inside = np.clip(values, low / RANGE_SLACK, high * RANGE_SLACK)
+        total = total + np.abs(np.log2(np.maximum(values, 1e-30) / np.maximum(inside, 1e-30)))
+    return total
+
+
+def corrected_s(segment: Segment, result: LawResult) -> tuple[Floats, Floats]:
+    """Corrected times (s) and the octaves by which each call lies outside the fit range."""
+    outside = octaves_outside(result.ranged, segment.fit_range)
+    trim = segment.parameters.get("trim", 1.0)
+    if not segment.corrected:
+        return result.time_s * trim, outside
+    # Many rows share a feature vector only across identical calls, which the pricing core has merged already.
+    raw = evaluate_trees(segment.arrays, result.features)
+    weight = np.clip(1.0 - outside / FADE_OCTAVES, 0.0, 1.0)
+    return result.time_s * trim * np.exp(weight * np.clip(raw, -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)), outside
+
+
+def price_by_segments(
+    calls: Sequence[KernelCall], device: Device, fit_name: str, law_name: str, parts: tuple[Chooser, Law]
+) -> list[Estimate]:
+    """Prices calls of one family: each by the segment that `parts[0]` chooses, through the law `parts[1]`.
+
+    Calls without a segment, or all of them without a fit, get the datasheet roofline. Raises MissingCalibrationError if
+    the fit was written for another law.
+    """
+    fit = device.fits.get(fit_name)
+    if fit is None:
+        return roofline(calls, device)
+    if fit.law != law_name:
+        raise MissingCalibrationError(
+            f"kernels_db/{device.name}/{fit_name}.fit.yaml: law: found {fit.law!r}, allowed {law_name!r}: fit it again"
+        )
+    choose, law = parts
+    segments = segments_of(fit, device)
+    groups: dict[tuple[str, Source, bool], tuple[Segment | None, list[int]]] = {}
+    for index, call in enumerate(calls):
+        segment = choose(segments, call, device)
+        key = (segment.name, segment.source, segment.corrected) if segment else ("", Source.ROOFLINE, False)
+        groups.setdefault(key, (segment, []))[1].append(index)
+    priced: dict[int, Estimate] = {}
+    for segment, members in groups.values():
+        chosen = [calls[i] for i in members]
+        found = _price_segment(segment, chosen, device, law) if segment else roofline(chosen, device)
+        priced.update(zip(members, found, strict=True))
+    return [priced[i] for i in range(len(calls))]
+
+
+def _price_segment(segment: Segment, calls: Sequence[KernelCall], device: Device, law: Law) -> list[Estimate]:
+    time_s, outside = corrected_s(segment, law(segment, calls, device))
+    widen = OUTSIDE_WIDENING ** np.minimum(outside, FADE_OCTAVES)
+    low = time_s * segment.low_frac / widen
+    high = time_s * segment.high_frac * widen
+    return [
+        Estimate(time_s=t, low_s=lo, high_s=hi, source=Source.EXTRAPOLATED if out > 0 else segment.source)
+        for t, lo, hi, out in zip(time_s.tolist(), low.tolist(), high.tolist(), outside.tolist(), strict=True)
+    ]
