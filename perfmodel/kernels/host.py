@@ -103,9 +103,9 @@ _CLASSES: Mapping[float, tuple[str, ...]] = {
 
 
 def _weights() -> dict[str, float]:
-    weights = {name: VIEW_WEIGHT for name in (*VIEWS, *METADATA)}
-    weights |= {name: ALLOCATION_WEIGHT for name in ALLOCATIONS}
-    weights |= {name: ALIAS_WEIGHT for name in _ALIASES}
+    weights = dict.fromkeys((*VIEWS, *METADATA), VIEW_WEIGHT)
+    weights |= dict.fromkeys(ALLOCATIONS, ALLOCATION_WEIGHT)
+    weights |= dict.fromkeys(_ALIASES, ALIAS_WEIGHT)
     return weights | {name: weight for weight, names in _CLASSES.items() for name in names}
 
 
