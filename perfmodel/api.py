@@ -1,45 +1,80 @@
-"""What autotuners, scripts and notebooks call. Typed and stable; nothing here imports torch until a model must be traced.
-
->>> import perfmodel
->>> prediction = perfmodel.predict("dlrm_small", "dgx_a100")  # doctest: +SKIP
->>> prediction.iteration_time_s  # doctest: +SKIP
-"""
+"""What autotuners, scripts and notebooks call. Typed and stable; nothing here imports torch until a model must be traced."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-from perfmodel.config import PlanSpec, TopologySpec, load_model, load_plan, load_topology
+from perfmodel.config import ModelSpec, PlanSpec, TopologySpec, load_model, load_plan, load_topology
 from perfmodel.config.loading import Source
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
-from perfmodel.pipeline.run import Run, predict_graph
 from perfmodel.pipeline.prediction import Prediction
+from perfmodel.pipeline.run import Run, predict_graph
 from perfmodel.topology import Topology, build_topology
+from perfmodel.units import format_percent
 
 if TYPE_CHECKING:
     from torch import nn
 
 Values = Literal["meta", "real"]
-CALIBRATED = ("measured", "fitted", "derived")  # sources that --strict accepts
+Target = Literal["cuda", "cpu"]
+Machine = Source | TopologySpec | Topology
+CALIBRATED = ("measured", "fitted", "derived")  # sources that `strict` accepts
+
+
+class ModelOptions(TypedDict, total=False):
+    """How a model is extracted.
+
+    Attributes:
+        batch, precision, seq_len, optimizer: replace the model file's values (samples per rank; `fp32`, `tf32`,
+            `amp_fp16`, `amp_bf16`, `bf16`; tokens; `sgd`, `adagrad`, `adam`, `adamw`).
+        values: `meta` (default) reads no tensor value; `real` runs the model on CPU with the given (or drawn) inputs.
+        inputs, loss: of a module of your own: the tuple or dict it is called with, and a function from its output to a
+            scalar (needed unless the output is one or has `.loss`).
+        no_cache: trace even if the same model was traced before.
+    """
+
+    batch: int | None
+    precision: str | None
+    seq_len: int | None
+    optimizer: str | None
+    values: Values
+    inputs: Sequence[Any] | Mapping[str, Any] | None
+    loss: Callable[[Any], Any] | None
+    no_cache: bool
+
+
+class RunOptions(ModelOptions, total=False):
+    """`ModelOptions`, and how a prediction is made.
+
+    Attributes:
+        nodes: number of nodes, instead of the topology's own.
+        db: device database to use instead of the shipped one.
+        strict: raise UnknownOpError if any price is not measured, fitted or derived from measurements.
+        check: verify the simulated timeline against the simulator's rules before answering.
+    """
+
+    nodes: int | None
+    db: str | None
+    strict: bool
+    check: bool
 
 
 def predict(
-    model: Source | nn.Module,
-    topology: Source | TopologySpec | Topology,
-    plan: Source | PlanSpec = "ddp",
-    **options: Any,
+    model: Source | nn.Module, topology: Machine, plan: Source | PlanSpec = "ddp", **options: Unpack[RunOptions]
 ) -> Prediction:
     """Predicts the training iteration time of a model on a machine.
 
     Args:
         model: shipped name, YAML file, Hugging Face config.json, mapping with the same keys, or a module of your own
-            (then also `inputs=`, and `loss=`, `optimizer=` if it needs them).
+            (then also `inputs=`, and `loss=` and `optimizer=` if it needs them).
         topology: shipped name, YAML file, mapping, spec or a built Topology.
         plan: shipped name, YAML file, mapping, or text such as `ddp,bucket_cap=50MiB` or `embeddings=table_wise`.
-        **options: see `predict_run`.
+        **options: see `RunOptions`.
 
     Returns:
         The prediction; times in seconds, memory in bytes.
@@ -48,90 +83,148 @@ def predict(
         ConfigError: files or arguments are wrong; one line for each mistake.
         GraphError: the model cannot be extracted; the message names its module and source line.
         InfeasiblePlanError: the plan does not fit the machine.
+        MissingCalibrationError: a device of the topology is not in the database.
+        UnknownOpError: with `strict`, part of the time is not calibrated.
     """
     return predict_run(model, topology, plan, **options).prediction
 
 
 def predict_run(
-    model: Source | nn.Module,
-    topology: Source | TopologySpec | Topology,
-    plan: Source | PlanSpec = "ddp",
-    *,
-    nodes: int | None = None,
-    db: str | None = None,
-    strict: bool = False,
-    check: bool = False,
-    **model_options: Any,
+    model: Source | nn.Module, topology: Machine, plan: Source | PlanSpec = "ddp", **options: Unpack[RunOptions]
 ) -> Run:
-    """As `predict`, and returns the events, programs and timeline too.
-
-    Args:
-        model, topology, plan: see `predict`.
-        nodes: number of nodes, instead of the topology's own.
-        db: device database to use instead of the shipped one.
-        strict: raise UnknownOpError if any price is not measured, fitted or derived from measurements.
-        check: verify the simulated timeline against its rules first.
-        **model_options: see `extract_graph`.
-    """
-    machine = as_topology(topology, nodes)
+    """As `predict`, and returns the events, programs and timeline behind the prediction too."""
+    db = options.pop("db", None)
+    machine = as_topology(topology, options.pop("nodes", None))
     plan_spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
-    kinds = {load_device(place.device, db).kind for place in machine.ranks}
-    if len(kinds) > 1:
-        raise ConfigError(f"topology {machine.name}: mixes CPU and CUDA ranks, allowed one kind")
-    graph = extract_graph(model, target=kinds.pop(), **model_options)
+    strict, check = options.pop("strict", False), options.pop("check", False)
+    graph = extract_graph(model, target=target_of(machine, db), **_model_options(options))
     run = predict_graph(graph, plan_spec, machine, db=db)
     if check:
-        from perfmodel.sim.check import check_timeline
-
-        check_timeline(run.steady.timeline)
+        _check(run)
     if strict:
         _require_calibrated(run.prediction)
     return run
 
 
-def as_topology(topology: Source | TopologySpec | Topology, nodes: int | None = None) -> Topology:
+class Predictor:
+    """Predicts many plans and batch sizes of one model on one machine; each batch size is extracted once.
+
+    Safe to share between threads: what it remembers is only ever added to.
+
+    Args:
+        model, topology: as in `predict`.
+        **options: see `RunOptions`.
+    """
+
+    def __init__(self, model: Source | nn.Module, topology: Machine, **options: Unpack[RunOptions]) -> None:
+        self.topology = as_topology(topology, options.pop("nodes", None))
+        self._model = model
+        self._db = options.pop("db", None)
+        self._strict = options.pop("strict", False)
+        options.pop("check", None)
+        self._target = target_of(self.topology, self._db)
+        self._options = _model_options(options)
+        self._graphs: dict[int | None, Graph] = {}
+
+    def graph(self, batch: int | None = None) -> Graph:
+        """The execution graph at `batch` samples per rank (None: the model's own), extracted when first asked for."""
+        if batch not in self._graphs:
+            options = self._options.copy()
+            if batch is not None:
+                options["batch"] = batch
+            self._graphs[batch] = extract_graph(self._model, target=self._target, **options)
+        return self._graphs[batch]
+
+    def predict(self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None) -> Prediction:
+        """The prediction of one plan. Raises as `perfmodel.predict`."""
+        spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
+        prediction = predict_graph(self.graph(batch), spec, self.topology, db=self._db).prediction
+        if self._strict:
+            _require_calibrated(prediction)
+        return prediction
+
+
+def as_topology(topology: Machine, nodes: int | None = None) -> Topology:
     """A built topology from anything that names one, with another number of nodes if given."""
     if isinstance(topology, Topology):
-        if nodes is None:
-            return topology
-        topology = topology.spec
+        return topology if nodes is None else build_topology(topology.spec.with_nodes(nodes))
     spec = topology if isinstance(topology, TopologySpec) else load_topology(topology)
     return build_topology(spec if nodes is None else spec.with_nodes(nodes))
 
 
-def extract_graph(
-    model: Source | nn.Module,
-    *,
-    target: Literal["cuda", "cpu"] = "cuda",
-    batch: int | None = None,
-    precision: str | None = None,
-    seq_len: int | None = None,
-    values: Values = "meta",
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-    loss: Callable[[Any], Any] | None = None,
-    optimizer: str | None = None,
-    no_cache: bool = False,
-) -> Graph:
-    """The execution graph of one training iteration.
+def target_of(topology: Topology, db: str | None = None) -> Target:
+    """The kind of device all ranks of a machine are. Raises ConfigError if it mixes kinds."""
+    kinds = {load_device(name, db).kind for name in {place.device for place in topology.ranks}}
+    if len(kinds) > 1:
+        raise ConfigError(f"topology {topology.name}: mixes CPU and CUDA ranks, allowed one kind")
+    return kinds.pop()
 
-    Args:
-        model: as in `predict`.
-        target: kind of device the ops are meant for.
-        batch, precision, seq_len: replace the model file's values.
-        values: `meta` reads no tensor value; `real` runs the model on CPU with the given (or drawn) inputs.
-        inputs, loss, optimizer: of a module of your own: its arguments, a function from output to scalar loss, and the
-            optimizer's name.
-        no_cache: trace even if the same model was traced before.
+
+def extract_graph(model: Source | nn.Module, *, target: Target = "cuda", **options: Unpack[ModelOptions]) -> Graph:
+    """The execution graph of one training iteration of `model` (as in `predict`) as `target` would dispatch it.
+
+    Raises ConfigError and GraphError as `predict` does.
     """
-    overrides = {"batch_size": batch, "precision": precision, "sequence_length": seq_len, "optimizer": optimizer}
-    given = {key: value for key, value in overrides.items() if value is not None}
-    if isinstance(model, str | Mapping) or hasattr(model, "__fspath__"):
+    values = options.get("values", "meta")
+    inputs, loss = options.get("inputs"), options.get("loss")
+    if isinstance(model, str | os.PathLike | Mapping):
         if inputs is not None or loss is not None:
             raise ConfigError("inputs= and loss= go with a module of your own; a model file says its own")
-        return _extract_spec(load_model(model, given), target=target, values=values, no_cache=no_cache)
+        source = Path(model) if isinstance(model, os.PathLike) else model
+        spec = load_model(source, _overrides(options))
+        return _extract_spec(spec, target, values, use_cache=not options.get("no_cache", False))
     from perfmodel.extract import trace
     from perfmodel.models import from_module
 
     if inputs is None:
         raise ConfigError("a module needs inputs=: the tuple or dict of tensors it is called with")
-    return trace(from_module(model, inputs, loss, **given), target=target, values=values)
+    if options.get("seq_len") is not None:
+        raise ConfigError("seq_len= goes with a model file; a module's sequence length is that of its inputs")
+    given: dict[str, Any] = {
+        "precision": options.get("precision"), "optimizer": options.get("optimizer"), "batch_size": options.get("batch")
+    }  # fmt: skip
+    built = from_module(model, inputs, loss, **{key: value for key, value in given.items() if value is not None})
+    return trace(built, target=target, values=values)
+
+
+def _model_options(options: RunOptions) -> ModelOptions:
+    known = {key: value for key, value in options.items() if key in ModelOptions.__annotations__}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
+    return cast(ModelOptions, known)
+
+
+def _overrides(options: ModelOptions) -> dict[str, Any]:
+    """The options that replace keys of a model file, by the file's own names."""
+    given = {
+        "batch_size": options.get("batch"),
+        "precision": options.get("precision"),
+        "sequence_length": options.get("seq_len"),
+        "optimizer": options.get("optimizer"),
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _extract_spec(spec: ModelSpec, target: Target, values: Values, *, use_cache: bool) -> Graph:
+    from perfmodel.extract import trace
+    from perfmodel.models import build
+
+    return trace(build(spec), target=target, values=values)
+
+
+def _check(run: Run) -> None:
+    from perfmodel.sim.check import check_timeline
+
+    broken = check_timeline(run.steady.timeline)
+    if broken:
+        raise RuntimeError(f"the simulated timeline breaks {len(broken)} of its rules; first: {broken[0]}")
+
+
+def _require_calibrated(prediction: Prediction) -> None:
+    wrong = {name: share for name, share in prediction.coverage.items() if name not in CALIBRATED}
+    if wrong:
+        shares = ", ".join(f"{name} {format_percent(share)}" for name, share in wrong.items())
+        raise UnknownOpError(
+            f"strict: part of the time is not calibrated ({shares}); calibrate the device or drop strict"
+        )

@@ -24,10 +24,9 @@ def models(*, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def topologies(*, as_json: bool) -> None:
     """List the shipped topologies."""
-    from perfmodel.config import list_configs
+    from perfmodel.config import list_configs, load_topology
     from perfmodel.report.listing import topology_row
     from perfmodel.topology import build_topology
-    from perfmodel.config import load_topology
 
     rows = [topology_row(build_topology(load_topology(name)), name) for name in list_configs("topologies")]
     show("topologies", rows, as_json=as_json)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
 
 
 @click.command(
@@ -13,34 +18,44 @@ import click
 )
 @click.option("--model", required=True, help="Shipped name, YAML file, or Hugging Face config.json.")
 @click.option("--topo", "topology", required=True, help="Shipped name or YAML file of the machine.")
-@click.option("--plan", default="ddp", show_default=True, help="Shipped name, YAML file, or text such as ddp,bucket_cap=50MiB.")
+@click.option(
+    "--plan", default="ddp", show_default=True, help="Shipped name, YAML file, or text such as ddp,bucket_cap=50MiB."
+)
 @click.option("--nodes", type=int, help="Use this many nodes of the topology's kind.")
 @click.option("--batch", type=int, help="Samples per rank, instead of the model file's.")
 @click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16 or bf16, instead of the model file's.")
 @click.option("--seq-len", type=int, help="Sequence length, instead of the model file's.")
-@click.option("--values", type=click.Choice(["meta", "real"]), default="meta", show_default=True,
-              help="Extract on tensors without values, or on real CPU tensors where the model reads values.")
+@click.option(
+    "--values",
+    type=click.Choice(["meta", "real"]),
+    default="meta",
+    show_default=True,
+    help="Extract on tensors without values, or on real CPU tensors where the model reads values.",
+)
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-@click.option("--trace", "trace_path", type=click.Path(dir_okay=False), help="Also write a trace that Perfetto opens.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a trace that Perfetto opens.",
+)
 @click.option("--strict", is_flag=True, help="Fail if any time is not from a calibrated model.")
 @click.option("--check", is_flag=True, help="Verify the simulated timeline before answering.")
 @click.option("--no-cache", is_flag=True, help="Extract the model anew instead of using the graph cache.")
-def predict(
-    model: str, topology: str, plan: str, as_json: bool, trace_path: str | None, **options: object
-) -> None:  # fmt: skip
+def predict(model: str, topology: str, plan: str, *, as_json: bool, trace_path: Path | None, **options: Any) -> None:
     """Predict the iteration time of MODEL on TOPOLOGY, why it is that long, and how sure the answer is."""
     from perfmodel.api import predict_run
     from perfmodel.report.table import render_table
     from perfmodel.report.trace import render_trace
     from perfmodel.report.write import write_text
 
-    run = predict_run(model, topology, plan=plan, **options)
+    run = predict_run(model, topology, plan, **options)
     if trace_path is not None:
-        write_text(Path(trace_path), render_trace(run))
+        write_text(trace_path, render_trace(run))
     if as_json:
         click.echo(run.prediction.to_json())
-    else:
-        color = sys.stdout.isatty()
-        width = click.get_text_stream("stdout").isatty() and __import__("shutil").get_terminal_size().columns or 100
-        click.echo(render_table(run.prediction, width=width, color=color), nl=False)
+        return
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else PIPE_WIDTH
+    click.echo(render_table(run.prediction, width=width, color=terminal and "NO_COLOR" not in os.environ), nl=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.collectives import CollectiveCall, estimate_collective
@@ -11,12 +11,11 @@ from perfmodel.db import load_device
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import Graph
-from perfmodel.plan import Collective, Placement, RankDevice, place
 from perfmodel.pipeline.lower import LoweredClass, lower_class, price_events
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.summary import summarise
-from perfmodel.sim import simulate_steady
-from perfmodel.sim.steady import Steady
+from perfmodel.plan import Collective, Placement, RankDevice, place
+from perfmodel.sim.steady import Steady, simulate_steady
 from perfmodel.topology import Topology
 
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from perfmodel.estimate import Source
 from perfmodel.graph import Graph
 from perfmodel.kernels import work
-from perfmodel.plan import Placement
 from perfmodel.pipeline.lower import LoweredClass
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
-from perfmodel.sim import breakdown, critical_path, stream_busy
+from perfmodel.plan import Placement
+from perfmodel.sim.breakdown import breakdown, stream_busy
+from perfmodel.sim.path import critical_path
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
@@ -74,9 +75,7 @@ def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass) -> Rank
     )
 
 
-def _path(
-    timeline: Timeline, classes: Sequence[LoweredClass]
-) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
+def _path(timeline: Timeline, classes: Sequence[LoweredClass]) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
     """Critical path by cause, and how far (s) below and above the time may lie.
 
     Errors of one family are taken as fully correlated (a law that is 5 % slow is 5 % slow everywhere), those of

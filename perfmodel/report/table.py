@@ -16,7 +16,7 @@ MAX_RANK_ROWS = 8
 MAX_OP_ROWS = 8
 
 
-def render_table(prediction: Prediction, *, width: int = 100, color: bool = False) -> str:
+def render_table(prediction: Prediction, *, width: int = 120, color: bool = False) -> str:
     """The prediction as a text report: headline, time per rank, top ops, critical path, memory, coverage, notes."""
     from rich.console import Console
 
@@ -50,26 +50,39 @@ def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name, justify in columns:
-        table.add_column(name, justify="left" if justify == "left" else "right", overflow="fold")
+        table.add_column(name, justify="left" if justify == "left" else "right", no_wrap=name != "op")
     return table
 
 
 def _rank_table(p: Prediction) -> Table:
     names = ("ranks", "compute", "exposed comm", "copy", "wait", "host-bound", "idle", "hidden comm", "memory")
     table = _table("Where each rank's iteration goes", tuple((n, "left" if n == "ranks" else "right") for n in names))
-    for rank in p.ranks[:MAX_RANK_ROWS]:
-        table.add_row(*_rank_row(rank))
-    hidden = len(p.ranks) - MAX_RANK_ROWS
+    ranks_of: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for rank in p.ranks:
+        cells = _rank_cells(rank)
+        ranks_of[cells] = (*ranks_of.get(cells, ()), *rank.ranks)
+    for cells, ranks in list(ranks_of.items())[:MAX_RANK_ROWS]:
+        table.add_row(describe_ranks(ranks), *cells)
+    hidden = len(ranks_of) - MAX_RANK_ROWS
     if hidden > 0:
         table.add_row(f"... {hidden} more", *[""] * (len(names) - 1))
     return table
 
 
-def _rank_row(rank: RankSummary) -> tuple[str, ...]:
+def _rank_cells(rank: RankSummary) -> tuple[str, ...]:
+    """What a row says besides its ranks; ranks with the same cells share a row."""
     b = rank.breakdown
     used = f"{format_bytes(rank.memory.total_bytes)} of {format_bytes(rank.memory_capacity_bytes)}"
-    times = (b.compute_s, b.exposed_communication_s, b.exposed_copy_s, b.wait_s, b.host_bound_s, b.idle_s, rank.hidden_communication_s)
-    return (describe_ranks(rank.ranks), *(format_time(t) if t else "-" for t in times), used)
+    times = (
+        b.compute_s,
+        b.exposed_communication_s,
+        b.exposed_copy_s,
+        b.wait_s,
+        b.host_bound_s,
+        b.idle_s,
+        rank.hidden_communication_s,
+    )
+    return (*(format_time(t) if t else "-" for t in times), used)
 
 
 def describe_ranks(ranks: tuple[int, ...]) -> str:
