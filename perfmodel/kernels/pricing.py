@@ -20,6 +20,8 @@ from perfmodel.kernels.unmodelled import unmodelled
 
 MAX_REMEMBERED_OPS = 1_000_000  # about 200 MB; beyond it the memory of rule results starts anew
 
+SPARSE_ARGUMENT = ".values"  # a sparse tensor argument is given as two tensors, `<name>.indices` and `<name>.values`
+
 Calls = tuple[KernelCall, ...]
 
 
@@ -32,9 +34,15 @@ def registered_rules() -> Mapping[str, Rule]:
     return RULES
 
 
-def has_rule(op_name: str) -> bool:
-    """True if some module here says what a device runs for `op_name`; otherwise it is priced as unmodelled."""
-    return op_name in registered_rules()
+def rule_key(op: Op) -> str:
+    """Key of the rule for `op`: its name, with `@sparse` behind it if an argument is a sparse tensor."""
+    is_sparse = any(name.endswith(SPARSE_ARGUMENT) for name in op.input_names)
+    return f"{op.name}@sparse" if is_sparse else op.name
+
+
+def has_rule(op: Op) -> bool:
+    """True if some module here says what a device runs for `op`; otherwise it is priced as unmodelled."""
+    return rule_key(op) in registered_rules()
 
 
 class _Memory:
@@ -54,7 +62,7 @@ class _Memory:
         key = signature(op)
         calls = self.by_signature.get(key)
         if calls is None:
-            calls = self.by_signature[key] = registered_rules().get(op.name, unmodelled)(op)
+            calls = self.by_signature[key] = registered_rules().get(rule_key(op), unmodelled)(op)
         self.by_identity[id(op)] = (op, calls)
         return calls
 
