@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Spec
 from perfmodel.config.quantity import BytesPerS, Seconds
+from perfmodel.errors import ConfigError
 
 LEVELS = ("switches", "switch_trees", "host_bridges", "sockets")
 MAX_GPUS_PER_NODE = 1024
@@ -319,9 +320,9 @@ class TopologySpec(Spec):
         return sum(count for count, _ in self.node_groups)
 
     def with_nodes(self, n_nodes: int) -> TopologySpec:
-        """The same machine with another number of equal hosts. Raises ValueError where hosts differ or n_nodes < 1."""
+        """The same machine with another number of equal hosts. Raises ConfigError where hosts differ, or n_nodes < 1."""
         if self.node is None:
-            raise ValueError(f"{self.name} has {len(self.groups)} kinds of nodes: their number cannot be overridden")
+            raise ConfigError(f"{self.name} has {len(self.groups)} kinds of nodes: their number cannot be overridden")
         if not 1 <= n_nodes <= MAX_NODES:
-            raise ValueError(f"nodes: found {n_nodes}, allowed 1 to {MAX_NODES}")
+            raise ConfigError(f"nodes: found {n_nodes}, allowed 1 to {MAX_NODES}")
         return self.model_copy(update={"nodes": n_nodes})
