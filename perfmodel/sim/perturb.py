@@ -1,0 +1,91 @@
+"""Stragglers and jitter: the same programs with durations stretched by given or seeded random factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.errors import GraphError
+from perfmodel.metrics import percentile
+from perfmodel.sim.compile import Compiled
+from perfmodel.sim.engine import simulate_compiled
+from perfmodel.sim.program import IntArray, StreamKind
+
+_KINDS: tuple[StreamKind, ...] = ("host", "compute", "comm", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Random spread of task durations: log-normal with mean 1, the given coefficient of variation by stream kind."""
+
+    host_frac: float = 0.0
+    compute_frac: float = 0.0
+    comm_frac: float = 0.0
+    copy_frac: float = 0.0
+
+    def of(self, kind: StreamKind) -> float:
+        """Coefficient of variation of a stream kind."""
+        of_kind = {"host": self.host_frac, "compute": self.compute_frac, "comm": self.comm_frac, "copy": self.copy_frac}
+        return of_kind[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Makespans of several seeded runs, ascending, in ps."""
+
+    makespans_ps: tuple[int, ...]
+
+    def percentile_ps(self, fraction: float) -> float:
+        """Makespan that `fraction` (0 to 1) of the runs do not pass."""
+        return percentile(self.makespans_ps, fraction)
+
+
+def perturbed_durations(
+    compiled: Compiled, *, slowdowns: Mapping[int, float] | None = None, jitter: Jitter | None = None, seed: int = 0
+) -> IntArray:
+    """Durations with the classes in `slowdowns` stretched (1.1: ten percent slower; not their communication), and jitter.
+
+    The same seed gives the same durations. A straggler of a class of several ranks must be split off as its own class.
+
+    Raises:
+        GraphError: a class that does not exist, or a factor that is not positive.
+    """
+    factor = np.ones(compiled.n_tasks)
+    kinds = task_kinds(compiled)
+    for cls, slowdown in (slowdowns or {}).items():
+        if not 0 <= cls < compiled.n_classes or not slowdown > 0:
+            raise GraphError(
+                f"slowdown {slowdown} of class {cls}: classes are 0 to {compiled.n_classes - 1}, factors above 0"
+            )
+        tasks = compiled.tasks_of(cls)
+        factor[tasks] = np.where(kinds[tasks] == "comm", 1.0, slowdown)
+    if jitter is not None:
+        variation = np.zeros(compiled.n_tasks)
+        for kind in _KINDS:
+            variation[kinds == kind] = jitter.of(kind)
+        sigma = np.sqrt(np.log1p(variation**2))
+        factor *= np.exp(np.random.default_rng(seed).standard_normal(compiled.n_tasks) * sigma - sigma**2 / 2)
+    return np.rint(compiled.duration_ps * factor).astype(np.int64)
+
+
+def spread(
+    compiled: Compiled, jitter: Jitter, *, seeds: Sequence[int], slowdowns: Mapping[int, float] | None = None
+) -> Spread:
+    """Makespans under one jitter for several seeds."""
+    runs = [
+        simulate_compiled(compiled, perturbed_durations(compiled, slowdowns=slowdowns, jitter=jitter, seed=seed))
+        for seed in seeds
+    ]
+    return Spread(makespans_ps=tuple(sorted(run.makespan_ps for run in runs)))
+
+
+def task_kinds(compiled: Compiled) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
+    """What the stream of each task carries, by global task index."""
+    kinds = np.empty(compiled.n_tasks, dtype="<U7")
+    for cls, program in enumerate(compiled.programs):
+        tasks = compiled.tasks_of(cls)
+        for stream in np.unique(compiled.stream[tasks]).tolist():
+            kinds[tasks][compiled.stream[tasks] == stream] = program.kind(stream)
+    return kinds
