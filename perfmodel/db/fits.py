@@ -27,6 +27,7 @@ from perfmodel.estimate import Source
 FIT_SUFFIX = ".fit.yaml"
 ARRAYS_SUFFIX = ".fit.npz"
 # What every fit must say of itself (STYLE section 6; ADR 0003). A key that does not apply says so ("none").
+INHERITED_KEY = "inherited_from"  # provenance of a fit that was made for another device
 PROVENANCE_KEYS = ("source", "commit", "licence", "date", "rows", "heldout_rows", "software")
 
 
@@ -74,7 +75,7 @@ def read_fit(device_dir: Path, family: str) -> Fit:
         low_frac=spec.low_frac,
         high_frac=spec.high_frac,
         provenance=spec.provenance,
-        source=Source.FITTED,
+        source=Source.DERIVED if INHERITED_KEY in spec.provenance else Source.FITTED,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from perfmodel.db.device import Device, Fit
+from perfmodel.db.fits import INHERITED_KEY
 from perfmodel.estimate import Source
 
 # An inherited fit's range is widened by these: fits without H100 predict it within about 12 % in the median, twice that
@@ -57,13 +58,13 @@ def _derived(fit: Fit, donor: str) -> Fit:
         fit,
         low_frac=fit.low_frac * LOW_WIDENING,
         high_frac=fit.high_frac * HIGH_WIDENING,
-        provenance={**fit.provenance, "inherited_from": donor},
+        provenance={**fit.provenance, INHERITED_KEY: donor},
         source=Source.DERIVED,
     )
 
 
 def _is_own(fit: Fit | None) -> bool:
-    return fit is not None and "inherited_from" not in fit.provenance
+    return fit is not None and INHERITED_KEY not in fit.provenance
 
 
 def _capability(device: Device) -> float:
