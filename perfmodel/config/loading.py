@@ -85,7 +85,11 @@ def validate(spec: type[SpecT], mapping: Mapping[str, Any], where: str) -> SpecT
     try:
         return spec.model_validate(mapping)
     except ValidationError as error:
-        lines = [line for fault in error.errors() for line in _describe(spec, dict(fault), where)]
+        faults = [dict(fault) for fault in error.errors()]
+        # pydantic counts only the entries that are right, so a list with bad ones is also "too short" to it.
+        inner = {tuple(fault["loc"][:depth]) for fault in faults for depth in range(1, len(fault["loc"]))}
+        faults = [fault for fault in faults if fault["type"] != "too_short" or tuple(fault["loc"]) not in inner]
+        lines = [line for fault in faults for line in _describe(spec, fault, where)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
 
 

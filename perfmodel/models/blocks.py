@@ -21,8 +21,9 @@ class NewGelu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Elementwise."""
+        half = 0.5 * x
         inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
-        return 0.5 * x * (1.0 + torch.tanh(inner))
+        return half * (1.0 + torch.tanh(inner))
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -84,9 +85,10 @@ class Rotary(nn.Module):
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Applies rotary positions to (batch, heads, tokens, head_dim)."""
+    along = x * cosine.unsqueeze(1)
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cosine.unsqueeze(1)) + (turned * sine.unsqueeze(1))
+    first, second = x[..., :half], x[..., half:]
+    return along + torch.cat((-second, first), dim=-1) * sine.unsqueeze(1)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
