@@ -81,7 +81,7 @@ def rows_of(measured: Sequence[KernelRow]) -> Rows:
         calls=[calls_of(row.ops[0])[0] for row in measured],
         measured_s=np.array([row.measured_s for row in measured]),
         heldout=np.array([row.heldout for row in measured], dtype=bool),
-        floored=bool(measured[0].floor),
+        place=np.array([row.place for row in measured]),
     )
 
 
@@ -114,7 +114,7 @@ def _law_error(fit: SegmentFit, rows: Rows, device: Device) -> float:
     """Median error of the law alone on the rows it was fitted to."""
     train = rows.where(~rows.heldout)
     alone = SegmentFit(parameters=fit.parameters, arrays={}, fit_range=fit.fit_range, heldout={}, n_rows=0)
-    return errors(predict_s(alone, train.calls, device, law), train.measured_s)["median"]
+    return errors(predict_s(alone, train, device, law), train.measured_s)["median"]
 
 
 def fit_own(data: Path, wanted: Sequence[str]) -> dict[str, dict[str, SegmentFit]]:

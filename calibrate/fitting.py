@@ -23,6 +23,7 @@ from perfmodel.db.device import Device, Fit
 from perfmodel.estimate import Source
 from perfmodel.kernels.correction import LEAF, MAX_LOG_CORRECTION, Floats, Law, Segment, corrected_s
 from perfmodel.kernels.registry import KernelCall
+from perfmodel.validate.score_kernels import measurement_floor_s
 
 SEED = 20261129
 LAW_ROWS = 2500  # rows that fit the dozen law parameters; more change them by less than their own spread
@@ -43,12 +44,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Measured calls of one segment on one device: `floor_s` is what the measurement adds to the device's time."""
+    """Measured calls of one segment on one device; `place` (0 to 1) is where in its sweep each was measured."""
 
     calls: Sequence[KernelCall]
     measured_s: Floats
     heldout: NDArray[np.bool_]
-    floored: bool = False
+    place: Floats
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -59,7 +60,7 @@ class Rows:
             calls=[call for call, keep in zip(self.calls, mask.tolist(), strict=True) if keep],
             measured_s=self.measured_s[mask],
             heldout=self.heldout[mask],
-            floored=self.floored,
+            place=self.place[mask],
         )
 
 
@@ -89,10 +90,10 @@ def as_segment(name: str, fit: SegmentFit) -> Segment:
     )
 
 
-def predict_s(fit: SegmentFit, calls: Sequence[KernelCall], device: Device, law: Law) -> Floats:
+def predict_s(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> Floats:
     """What a measurement would read: corrected device time plus the measurement floor."""
-    time_s, _ = corrected_s(as_segment("", fit), law(as_segment("", fit), calls, device))
-    return time_s + fit.parameters.get("measurement_floor_s", 0.0)
+    time_s, _ = corrected_s(as_segment("", fit), law(as_segment("", fit), rows.calls, device))
+    return time_s + measurement_floor_s(fit.parameters, rows.place)
 
 
 def fit_law(
@@ -111,8 +112,8 @@ def fit_law(
     def residual(vector: Floats) -> Floats:
         parameters = unpack(vector)
         result = law(_bare(parameters), sample.calls, device)
-        floor = parameters.get("measurement_floor_s", 0.0)
-        return np.log((result.time_s + floor) / sample.measured_s)
+        floor_s = measurement_floor_s(parameters, sample.place)
+        return np.log((result.time_s + floor_s) / sample.measured_s)
 
     low, high, start = (np.log([getattr(b, side) for b in bounds.values()]) for side in ("low", "high", "start"))
     found = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=ROBUST_SCALE, max_nfev=40)
@@ -154,8 +155,8 @@ def _targets(time_s: Floats, rows: Rows, parameters: Mapping[str, float]) -> tup
     d log(measured) = (device share of the measurement) d log(device time): a row that is mostly launch floor says little
     about the device and gets the square of that share as weight.
     """
-    floor = parameters.get("measurement_floor_s", 0.0)
-    device_s = np.maximum(rows.measured_s - floor, 0.05 * rows.measured_s)
+    floor_s = measurement_floor_s(parameters, rows.place)
+    device_s = np.maximum(rows.measured_s - floor_s, 0.05 * rows.measured_s)
     share = device_s / rows.measured_s
     target = np.clip(np.log(device_s / time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
     return target, share**2
@@ -166,7 +167,7 @@ def _ranges(ranged: Mapping[str, Floats]) -> dict[str, tuple[float, float]]:
 
 
 def _with_heldout(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> SegmentFit:
-    predicted = predict_s(fit, rows.calls, device, law)
+    predicted = predict_s(fit, rows, device, law)
     ratio = rows.measured_s / predicted
     low, high = np.quantile(ratio, [LOW_QUANTILE, HIGH_QUANTILE])
     parameters = {**fit.parameters, "low_frac": float(min(low, 1.0)), "high_frac": float(max(high, 1.0))}

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Source
@@ -39,7 +40,6 @@ SPLITS = np.array([1.0, 4.0, 16.0, 64.0])  # of wgrad's long reduction
 MIN_SPLIT_K = 256.0  # shortest part of a split reduction
 SUSTAINED_S = 3e-3  # as in gemm_law
 L1_LOADS_PER_CLOCK = 32.0  # load/store lanes per SM (Volta to Hopper white papers: 32 per SM)
-WINOGRAD_OUTPUTS = (2.0, 4.0)  # r of F(r x r, 3 x 3): cuDNN ships both
 # Parameters a gemm segment lends to this law, and what it lacks: no Winograd in 16 bit beyond cuDNN's heuristics.
 _FROM_GEMM = ("eff", "half_tile", "bw_eff", "sharp", "throttle", "floor_s", "compute_capability")
 
@@ -83,7 +83,8 @@ class Candidate:
     products: Floats
     eff: float
     bytes: Floats
-    applies: Floats
+    serial_bytes: Floats
+    applies: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,32 +112,46 @@ def convolutions_of(calls: Sequence[KernelCall], device: Device) -> Convolutions
 
 
 def candidates(parameters: Mapping[str, float], c: Convolutions) -> list[Candidate]:
-    """Implicit gemm, then Winograd for each r."""
+    """Implicit gemm, then fused Winograd on 2 x 2 outputs, then Winograd on 4 x 4 outputs through memory."""
     m, n, k = c.product()
-    groups, yes = c.f["groups"], np.ones_like(m)
-    found = [Candidate(m=m, n=n, k=k, products=groups, eff=parameters["eff"], bytes=c.bytes, applies=yes)]
+    none = np.zeros_like(m)
+    implicit = Candidate(
+        m=m,
+        n=n,
+        k=k,
+        products=c.f["groups"],
+        eff=parameters["eff"],
+        bytes=c.bytes,
+        serial_bytes=none,
+        applies=none == 0,
+    )
+    if parameters.get("winograd_2_eff", 0.0) <= 0:
+        return [implicit]
+    return [implicit, _winograd(parameters, c, 2.0), _winograd(parameters, c, 4.0)]
+
+
+def _winograd(parameters: Mapping[str, float], c: Convolutions, r: float) -> Candidate:
+    """F(r x r, 3 x 3). The weights are transformed on every call; at r = 4 so are the activations, through memory."""
     f = c.f
-    fits = (f["taps_h"] == 3) & (f["taps_w"] == 3) & (f["stride_h"] * f["stride_w"] == 1) & (f["dilation"] == 1)
-    if parameters.get("winograd_eff", 0.0) <= 0:
-        return found
-    for r in WINOGRAD_OUTPUTS:
-        tiles = f["batch"] * np.ceil(f["out_h"] / r) * np.ceil(f["out_w"] / r)
-        points = (r + 2.0) ** 2
-        c_in, c_out = f["c_in"] / groups, f["c_out"] / groups
-        wgrad = f["kind"] == WGRAD
-        transformed = tiles * points * (f["c_in"] + f["c_out"]) * f["itemsize_bytes"]
-        found.append(
-            Candidate(
-                m=np.where(wgrad, c_out, tiles),
-                n=np.where(wgrad, c_in, np.where(f["kind"] == DGRAD, c_in, c_out)),
-                k=np.where(wgrad, tiles, np.where(f["kind"] == DGRAD, c_out, c_in)),
-                products=groups * points,
-                eff=parameters["winograd_eff"],
-                bytes=c.bytes + parameters["transform"] * transformed,
-                applies=fits.astype(float),
-            )
-        )
-    return found
+    applies = (f["taps_h"] == 3) & (f["taps_w"] == 3) & (f["stride_h"] * f["stride_w"] == 1) & (f["dilation"] == 1)
+    tiles = f["batch"] * np.ceil(f["out_h"] / r) * np.ceil(f["out_w"] / r)
+    points = (r + 2.0) ** 2
+    c_in, c_out = f["c_in"] / f["groups"], f["c_out"] / f["groups"]
+    is_wgrad, is_dgrad = f["kind"] == WGRAD, f["kind"] == DGRAD
+    # written by the transform, read by the products (and the other way round for the results)
+    moved = (
+        2.0 * points * f["itemsize_bytes"] * (c_in * c_out * f["groups"] + (r > 2) * tiles * (f["c_in"] + f["c_out"]))
+    )
+    return Candidate(
+        m=np.where(is_wgrad, c_out, tiles),
+        n=np.where(is_wgrad | is_dgrad, c_in, c_out),
+        k=np.where(is_wgrad, tiles, np.where(is_dgrad, c_out, c_in)),
+        products=f["groups"] * points,
+        eff=parameters[f"winograd_{r:.0f}_eff"],
+        bytes=c.bytes,
+        serial_bytes=moved * parameters["transform"],
+        applies=applies,
+    )
 
 
 def fastest_tile(parameters: Mapping[str, float], a: Candidate, c: Convolutions, device: Device) -> Best:
@@ -154,7 +169,7 @@ def fastest_tile(parameters: Mapping[str, float], a: Candidate, c: Convolutions,
     sharp = parameters["sharp"]
     body = largest * ((compute / largest) ** sharp + (memory / largest) ** sharp) ** (1.0 / sharp)
     allowed = (split == 1) | ((k / split >= MIN_SPLIT_K) & (c.f["kind"] == WGRAD)[:, None, None])
-    body = np.where(allowed & (a.applies[:, None, None] > 0), body, np.inf)
+    body = np.where(allowed & a.applies[:, None, None], body + a.serial_bytes[:, None, None] / bandwidth, np.inf)
     shape, flat = body.shape, body.reshape(body.shape[0], -1)
     rows, best = np.arange(shape[0]), flat.argmin(axis=1)
 
@@ -264,7 +279,7 @@ def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: De
 
 def _borrowed(segment: Segment, pipe: str) -> Segment:
     parameters = {name: segment.parameters[name] for name in _FROM_GEMM if name in segment.parameters}
-    parameters |= {"winograd_eff": 0.0, "transform": 0.0, "prolog_s": segment.parameters["prolog_s"]}
+    parameters["prolog_s"] = segment.parameters["prolog_s"]
     lent = segment.only_law()
     return Segment(
         name=f"gemm:{segment.name}:{pipe}",

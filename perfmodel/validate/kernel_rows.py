@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from perfmodel.errors import ConfigError, MissingCalibrationError
 from perfmodel.graph import Op, TensorSpec
 
 HELDOUT_FRAC = 0.15  # share of shapes that no fit sees
+MIN_SWEEP_ROWS = 100  # fewer rows than this do not span a sweep evenly
 _HASH_SPAN = 2**32
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 
@@ -33,7 +35,8 @@ class KernelRow:
 
     `floor` names the measurement floor that `measured_s` includes (an eager call timed with events includes its launch):
     the fit's parameter `<segment>.<floor>`, or empty if the time is the device's alone. `key` names the shape: equal keys
-    are held out together, on every device. `subset` tells apart what the source tells apart (its own test split).
+    are held out together, on every device. `subset` tells apart what the source tells apart (its own test split). `place`
+    (0 to 1) is where in its sweep the row was measured, for sources whose floor grows as the sweep goes on.
     """
 
     device: str
@@ -44,6 +47,7 @@ class KernelRow:
     floor: str = ""
     subset: str = ""
     published: str = ""
+    place: float = 0.5
 
     @property
     def heldout(self) -> bool:
@@ -93,7 +97,7 @@ def read_rows(path: Path, formats: Sequence[Format]) -> list[KernelRow]:
             known = next((form for form in formats if form.fits(header)), None)
             if known is None:
                 raise ConfigError(_unknown(path, header, formats))
-            return list(_rows(path, reader, known))
+            return _placed(list(_rows(path, reader, known)))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
 
@@ -118,6 +122,18 @@ def _checked(item: KernelRow, device: str) -> KernelRow:
     if not 0 < item.measured_s < float("inf"):
         raise ValueError("a time that is not positive")
     return replace(item, device=device)
+
+
+def _placed(rows: list[KernelRow]) -> list[KernelRow]:
+    """Gives every row its place among the rows of its device; a file too short to be a sweep keeps the middle."""
+    totals = Counter(row.device for row in rows)
+    seen: Counter[str] = Counter()
+    placed = []
+    for row in rows:
+        total = totals[row.device]
+        placed.append(replace(row, place=seen[row.device] / total) if total >= MIN_SWEEP_ROWS else row)
+        seen[row.device] += 1
+    return placed
 
 
 def _short(row: Row) -> str:

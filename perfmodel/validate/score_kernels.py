@@ -140,7 +140,7 @@ def _rooflines(rows: Sequence[KernelRow], device: Device) -> NDArray[np.float64]
 def floor_of(row: KernelRow, device: Device) -> float:
     """The measurement floor (s) that the row's time includes.
 
-    It stands with the fit of the row's kernels: `<segment>.<floor>` of a segment of the same pipe, or `<floor>` of the fit.
+    It stands with the fit of the row's kernels, in the segment of the same pipe or for the whole fit.
     """
     if not row.floor:
         return 0.0
@@ -149,10 +149,18 @@ def floor_of(row: KernelRow, device: Device) -> float:
     if fit is None:
         return 0.0
     segment = call.pipe + ("_batched" if call.features.get("batch", 1) > 1 and call.family == "gemm" else "")
-    for name in (f"{segment}.{row.floor}", row.floor):
-        if name in fit.parameters:
-            return fit.parameters[name]
+    for prefix in (f"{segment}.", ""):
+        if f"{prefix}{row.floor}" in fit.parameters:
+            own = {key.removeprefix(prefix): value for key, value in fit.parameters.items() if key.startswith(prefix)}
+            return float(measurement_floor_s(own, np.array(row.place)))
     return 0.0
+
+
+def measurement_floor_s(parameters: Mapping[str, float], place: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What an eager measurement adds to the device's time (s), by the place (0 to 1) of the row in its sweep."""
+    growth = parameters.get("floor_growth_s", 0.0) + parameters.get("floor_growth_square_s", 0.0) * place
+    floor: NDArray[np.float64] = np.asarray(parameters.get("measurement_floor_s", 0.0) + growth * place)
+    return floor
 
 
 def score_rows(priced: PricedRows) -> Score:
