@@ -85,7 +85,7 @@ def validate(spec: type[SpecT], mapping: Mapping[str, Any], where: str) -> SpecT
     try:
         return spec.model_validate(mapping)
     except ValidationError as error:
-        faults = [dict(fault) for fault in error.errors()]
+        faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
         # pydantic counts only the entries that are right, so a list with bad ones is also "too short" to it.
         inner = {tuple(fault["loc"][:depth]) for fault in faults for depth in range(1, len(fault["loc"]))}
         faults = [fault for fault in faults if fault["type"] != "too_short" or tuple(fault["loc"]) not in inner]
