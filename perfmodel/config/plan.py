@@ -62,7 +62,7 @@ def _embeddings(value: Any) -> Any:
             near = suggest(value, STRATEGIES)
             raise ValueError(f"found {value!r}, allowed {', '.join(STRATEGIES)} or a mapping of tables to ranks{near}")
         return {"strategy": value}
-    if isinstance(value, Mapping) and "strategy" not in value and "placement" not in value:
+    if isinstance(value, Mapping) and not set(value) & set(EmbeddingPlan.model_fields):
         return {"strategy": "explicit", "placement": value}
     return value
 
