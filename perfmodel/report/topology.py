@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FIGURE_SUFFIXES = (".svg", ".png", ".pdf")
 MAX_HOSTS_DRAWN = 4
 _PNG_DPI = 150
+_GAP = 0.75  # least distance of two nodes in a row
+_NIC_SHIFT = 0.35  # so that its line passes beside the host bridge, not through it
 
 # Height of each kind of node: the network on top, NVLink at the bottom.
 _ROW: Mapping[NodeKind, float] = {
@@ -138,11 +140,12 @@ def _layout(topology: Topology) -> dict[str, _Spot]:
     kinds = _kinds(topology)
     spots: dict[str, _Spot] = {}
     x = 0.0
-    for host, members in enumerate(topology.hosts()[:MAX_HOSTS_DRAWN]):
-        for rank in members:
-            spots[topology.ranks[rank].node] = _Spot(x, _ROW[NodeKind.GPU])
-            x += 1.0
-        x += 0.8 if host + 1 < MAX_HOSTS_DRAWN else 0.0
+    for members in topology.hosts()[:MAX_HOSTS_DRAWN]:
+        for index, rank in enumerate(members):
+            spots[topology.ranks[rank].node] = _Spot(x + index, _ROW[NodeKind.GPU])
+        home = topology.ranks[members[0]].node.partition("/")[0]
+        rows = Counter(kind for name, kind in kinds.items() if name.partition("/")[0] == home)
+        x += max(len(members), _GAP * max(rows.values())) + 0.8
     order = (
         NodeKind.LOOPBACK,
         NodeKind.NVSWITCH,
@@ -168,9 +171,11 @@ def _place_row(topology: Topology, names: Sequence[str], kind: NodeKind, spots: 
     last = float("-inf")
     levels: dict[str, int] = _switch_depth(topology, names) if kind is NodeKind.PCIE_SWITCH else {}
     for x, name in wanted:
-        place = x if levels else max(x, last + 0.75)
+        place = x if levels else max(x, last + _GAP)
         last = place
-        spots[name] = _Spot(place, _ROW[kind] + 0.45 * levels.get(name, 0))
+        spots[name] = _Spot(
+            place + (_NIC_SHIFT if kind is NodeKind.NIC else 0.0), _ROW[kind] + 0.45 * levels.get(name, 0)
+        )
 
 
 def _after(spots: Mapping[str, _Spot], name: str) -> float:
@@ -221,7 +226,7 @@ def _draw_links(axes: Axes, topology: Topology, spots: Mapping[str, _Spot], foun
 
 
 def _draw_link(axes: Axes, first: _Spot, second: _Spot, color: str, width: float) -> None:
-    """A straight line, or an arc below the row where both ends stand in it."""
+    """A straight line, or an arc where both ends stand in one row: below the GPUs, above the others."""
     if first.y != second.y:
         axes.plot([first.x, second.x], [first.y, second.y], color=color, linewidth=width, zorder=1)
         return
@@ -229,8 +234,10 @@ def _draw_link(axes: Axes, first: _Spot, second: _Spot, color: str, width: float
 
     span = abs(first.x - second.x)
     middle = (first.x + second.x) / 2
-    height = min(0.5 + 0.35 * span, 3.2)
-    arc = Arc((middle, first.y), span, height, theta1=180, theta2=360, color=color, linewidth=width, zorder=1)
+    below = first.y == _ROW[NodeKind.GPU]
+    height = min(0.5 + 0.35 * span, 3.2) if below else 1.0
+    start = 180 if below else 0
+    arc = Arc((middle, first.y), span, height, theta1=start, theta2=start + 180, color=color, linewidth=width, zorder=1)
     axes.add_patch(arc)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from perfmodel.errors import TopologyError
 from perfmodel.topology.link import PairInfo, PathKind
 from perfmodel.topology.machine import Topology
-from perfmodel.units import format_rate, format_time
+from perfmodel.units import GIGA, US_PER_S, format_rate, format_time
 
 MAX_MATRIX_RANKS = 16
 _LEGEND = {
@@ -50,17 +50,23 @@ def path_label(info: PairInfo) -> str:
 
 
 def render_matrix(topology: Topology, ranks: Sequence[int] | None = None) -> str:
-    """Three tables over the ranks: path, bandwidth of one direction, latency. `?` where only a measurement can tell."""
+    """Three tables over the ranks: path, bandwidth of one direction, latency of the first byte.
+
+    `?` stands where only a measurement can tell.
+    """
     shown = shown_ranks(topology) if ranks is None else tuple(ranks)
     topology.check_group(shown)
     rows = [[_pair_or_none(topology, a, b) for b in shown] for a in shown]
     labels = [[path_label(info) if info else "?" for info in row] for row in rows]
     parts = [_table("path", shown, labels, [topology.ranks[rank].node for rank in shown])]
     if len(shown) > 1:
-        parts.append(_table("one way", shown, _cells(rows, lambda info: format_rate(info.bandwidth_bytes_per_s))))
-        parts.append(_table("latency", shown, _cells(rows, lambda info: format_time(info.latency_s))))
+        parts.append(_table("GB/s", shown, _cells(rows, lambda info: f"{info.bandwidth_bytes_per_s / GIGA:.1f}")))
+        parts.append(_table("us", shown, _cells(rows, lambda info: f"{info.latency_s * US_PER_S:.2f}")))
     used = {label for row in labels for label in row}
-    legend = [f"{key:5} {text}" for key, text in _LEGEND.items() if key in used or (key == "NV#" and _any_nvlink(used))]
+    legend = ["GB/s and us: one direction of a pair with nothing else running"] if len(shown) > 1 else []
+    legend += [
+        f"{key:5} {text}" for key, text in _LEGEND.items() if key in used or (key == "NV#" and _any_nvlink(used))
+    ]
     return "\n".join([*parts, *legend]) + "\n"
 
 

@@ -200,14 +200,14 @@ class Host:
         """Makes the named pairs deliver what was measured: widens narrower links, caps the pair where it is wider."""
         pairs = [(f"gpu{a}", f"gpu{b}") for a, b in measured.pairs]
         if measured.path:
-            kinds = {(a, b): self._path(a, b)[0] for a in self.ranks for b in self.ranks if a != b}
+            kinds = {(a, b): self.wired_path(a, b)[0] for a in self.ranks for b in self.ranks if a != b}
             pairs = [pair for pair, kind in kinds.items() if kind == measured.path]
         for first, second in pairs:
             for source, target in {(first, second), (second, first)}:
                 self._apply_pair(source, target, measured)
 
     def _apply_pair(self, source: str, target: str, measured: MeasuredSpec) -> None:
-        _, links = self._path(source, target)
+        _, links = self.wired_path(source, target)
         for link in links:
             if link.bandwidth_bytes_per_s < measured.bandwidth:
                 wider = replace(link, bandwidth_bytes_per_s=measured.bandwidth)
@@ -232,7 +232,7 @@ class Host:
         """
         key = (source, target)
         if key not in self._paths:
-            kind, links = self._path(source, target)
+            kind, links = self.wired_path(source, target)
             cap = self._caps.get(key)
             if cap is None and kind.is_pcie and self.spec.pcie and self.spec.pcie.hidden:
                 raise TopologyError(
@@ -242,7 +242,8 @@ class Host:
             self._paths[key] = (kind, (*links, cap) if cap else links)
         return self._paths[key]
 
-    def _path(self, source: str, target: str) -> Path:
+    def wired_path(self, source: str, target: str) -> Path:
+        """As `path`, but by the cables alone: measured figures, and their absence, are left out."""
         if source == target:
             return PathKind.SELF, ()
         if self.spec.cpus:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import networkx as nx
 
@@ -260,4 +261,11 @@ def build_topology(spec: TopologySpec) -> Topology:
     Raises:
         TopologyError: what is wrong, naming the pair, the host or the key.
     """
-    return Topology(spec)
+    topology = Topology(spec)
+    hosts = topology.hosts()
+    # Hosts of one kind are equal, so the first and the last of each stand for all of them.
+    firsts = {topology.host_kind(host): members[0] for host, members in reversed(list(enumerate(hosts)))}
+    lasts = {topology.host_kind(host): members[0] for host, members in enumerate(hosts)}
+    for first, second in product(firsts.values(), lasts.values()):
+        topology.pair(first, second)
+    return topology

@@ -100,7 +100,7 @@ def _read_tokens(tokens: Sequence[str], label: re.Pattern[str], nic_names: Mappi
             extra.append(tokens[position])
             position += 1
         if len(extra) > n_columns:
-            if len(rows) < len(names):
+            if position < len(tokens):
                 raise TopologyError(
                     f"matrix: row {row} has {len(extra)} cells behind the labels, the header {n_columns}"
                 )
