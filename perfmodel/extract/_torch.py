@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,16 +11,22 @@ from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "CASTS",
+    "ROUTES",
     "DispatchMode",
+    "Interception",
     "accumulates_gradient",
     "argument_names",
     "backward_node_number",
+    "composite",
     "inside_autograd_kernel",
     "module_hooks",
     "mutated_names",
     "next_node_number",
     "on_gradient_ready",
     "operator_name",
+    "operators_with_kernel",
+    "overload",
     "overload_name",
     "run_backward",
     "sparse_parts",
@@ -91,6 +97,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold a tensor's memory: itself, or the indices and values of a sparse one."""
+    return sparse_parts(tensor) if tensor.is_sparse else (tensor,)
+
+
 def sparse_tensor(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, *, coalesced: bool) -> torch.Tensor:
     """A sparse COO tensor that keeps the given indices and values, shaped as `like`."""
     made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
@@ -135,3 +146,132 @@ def on_gradient_ready(parameter: torch.nn.Parameter, hook: Callable[[torch.Tenso
     """Calls `hook` each time a gradient has been added to the parameter; returns the handle."""
     register: Any = parameter.register_post_accumulate_grad_hook
     return register(hook)
+
+
+def overload(operator: str) -> Any:
+    """The overload object of `conv2d` or `softmax.int`."""
+    name, _, which = operator.partition(".")
+    return getattr(getattr(torch.ops.aten, name), which or "default")
+
+
+def composite(operator: str, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator's device-independent kernel, which calls other operators."""
+    return overload(operator).decompose(*args, **kwargs)
+
+
+def is_composite(operator: str) -> bool:
+    """True if the operator only calls other operators, on every device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", "CompositeImplicitAutograd")
+
+
+def operators_with_kernel(key: str) -> frozenset[str]:
+    """Every aten operator (`conv2d`, `softmax.int`) that has a kernel for a dispatch key of this torch build."""
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return frozenset(
+        name.removeprefix("aten::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    )
+
+
+class Interception:
+    """Python functions in front of operators, under an autocast dispatch key of a backend without kernels."""
+
+    def __init__(self, backend: str, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._libraries: list[torch.library.Library] = []
+
+    def install(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        """Registers the functions, once a process."""
+        if self._libraries:
+            return
+        library: Any = torch.library.Library
+        rest = library("_", "IMPL", self._key)
+        rest.fallback(torch.library.fallthrough_kernel, self._key)
+        aten = library("aten", "IMPL", self._key)
+        for operator, function in functions.items():
+            aten.impl(operator, function, self._key)
+        self._libraries += [rest, aten]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Operators go through the functions, on this thread."""
+        torch.set_autocast_enabled(self._backend, True)
+        try:
+            with torch._C._IncludeDispatchKeyGuard(getattr(_KEY, self._key)):
+                yield
+        finally:
+            torch.set_autocast_enabled(self._backend, False)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Operators inside do not go through the functions."""
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(_KEY, self._key))):
+            yield
+
+
+# The HPU key comes before the IPU key, so casts happen before a route sees its arguments, as on the real device.
+CASTS = Interception("hpu", "AutocastHPU")
+ROUTES = Interception("ipu", "AutocastIPU")
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """True if autograd made the tensor as a view of another."""
+    return tensor._is_view()
+
+
+def argument(function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The argument of that schema name, or None if the call leaves it out."""
+    if name in kwargs:
+        return kwargs[name]
+    names = argument_names(function)
+    position = names.index(name)
+    return args[position] if position < len(args) else None
+
+
+def call_with(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Calls an overload whose keyword arguments may also stand among the positional ones."""
+    names = argument_names(function)
+    kept = {name: value for name, value in kwargs.items() if name not in names[: len(args)]}
+    positional = [kwargs.get(name, value) for name, value in zip(names, args, strict=False)]
+    return function(*positional, **kept)
+
+
+@contextmanager
+def autocast_regions(devices: set[str], enter: Callable[..., None], leave: Callable[[], None]) -> Iterator[None]:
+    """Inside, `torch.autocast(device)` for one of `devices` calls `enter(enabled=, dtype=)` and `leave()` instead."""
+    region: Any = torch.amp.autocast_mode.autocast
+    saved = (region.__init__, region.__enter__, region.__exit__)
+
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type not in devices:
+            saved[0](self, device_type, dtype, enabled, cache_enabled)
+            return
+        self.device, self._enabled, self.fast_dtype, self._perfmodel = device_type, enabled, dtype, True
+
+    def begin(self: Any) -> Any:
+        if not hasattr(self, "_perfmodel"):
+            return saved[1](self)
+        enter(enabled=self._enabled, dtype=self.fast_dtype)
+        return self
+
+    def end(self: Any, *error: Any) -> Any:
+        return leave() if hasattr(self, "_perfmodel") else saved[2](self, *error)
+
+    region.__init__, region.__enter__, region.__exit__ = init, begin, end
+    try:
+        yield
+    finally:
+        region.__init__, region.__enter__, region.__exit__ = saved
+
+
+def unscale(gradients: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    """The kernel that divides gradients by the loss scale and notes infinities."""
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+
+
+def unchecked_sparse() -> Any:
+    """Sparse tensors inside are made without checking their indices, and without torch's warning that it does not."""
+    check: Any = torch.sparse.check_sparse_tensor_invariants
+    return check(enable=False)

@@ -19,11 +19,6 @@ _DENSE: Mapping[str, Maker] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-_SPARSE: Mapping[str, Maker] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.SparseAdam,
-}
 
 
 def dense_optimizer(
@@ -34,18 +29,11 @@ def dense_optimizer(
     torch takes the foreach implementation on CUDA and a loop over parameters on the CPU unless told otherwise
     (torch/optim/optimizer.py, `_default_to_fused_or_foreach`).
     """
-    made = _known(name, _DENSE, "optimizer")
+    made = chosen(name, _DENSE, "optimizer")
     options = dict(options)
     if target == "cuda" and not options.get("fused") and options.get("foreach") is None:
         options["foreach"] = True
-    return _with_state(made([{"params": list(parameters)}], lr=_LEARNING_RATE, **options))
-
-
-def sparse_optimizer(
-    name: str, parameters: Sequence[nn.Parameter], options: Mapping[str, Any]
-) -> torch.optim.Optimizer:
-    """The optimizer of parameters with sparse gradients; torch has loops over parameters only."""
-    return _known(name, _SPARSE, "sparse_optimizer")(list(parameters), lr=_LEARNING_RATE, **options)
+    return _with_state(made([{"params": list(parameters)}], **{"lr": _LEARNING_RATE, **options}))
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -53,7 +41,8 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
-def _known(name: str, table: Mapping[str, Maker], key: str) -> Maker:
+def chosen(name: str, table: Mapping[str, Maker], key: str) -> Maker:
+    """The entry called `name`; GraphError with the allowed names if there is none."""
     try:
         return table[name]
     except KeyError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -85,6 +86,7 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
         self.storages = StorageLog()
         self.paths = paths
         self._device = device
+        self._paused = False
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
     def __torch_dispatch__(
@@ -92,7 +94,12 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
     ) -> Any:
         kwargs = kwargs or {}
         signature = _signature(func)
-        if signature.ignored or _is_bookkeeping_detach(signature.name) or self._is_host_work((args, kwargs)):
+        if (
+            self._paused
+            or signature.ignored
+            or _is_bookkeeping_detach(signature.name)
+            or self._is_host_work((args, kwargs))
+        ):
             return func(*args, **kwargs)
         call = self._arguments(signature, args, kwargs)
         if sparse.is_stolen_gradient(signature.name, args):
@@ -119,15 +126,34 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             )
         return known
 
-    def add(self, op: Op) -> None:
-        """Appends an op that no dispatcher call stands for; its id and phase are set here."""
-        self.ops.append(op)
-        self.storages.n_ops = len(self.ops)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operators inside run without being recorded."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def emit(
+        self,
+        name: str,
+        *,
+        inputs: Sequence[torch.Tensor] = (),
+        names: Sequence[str] = (),
+        outputs: Sequence[torch.Tensor] = (),
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Records an op that no dispatcher call stands for, with the current phase and module."""
+        if self._paused:
+            return
+        call = _Call(inputs=[self.spec(t) for t in inputs], names=list(names), attrs=dict(attrs or {}))
+        signature = _Signature(name=name, overload="default", arguments=(), mutated=frozenset(), ignored=False)
+        self._append(signature, call, tuple(outputs))
 
     def _append(self, signature: _Signature, call: _Call, result: Any) -> None:
         in_backward = self.phase == "backward"
-        records = torch.is_grad_enabled()
-        recompute = in_backward and (records or self.paths.depth > 0)
+        recompute = in_backward and (torch.is_grad_enabled() or self.paths.depth > 0)
         outputs = tuple(self.spec(part) for _, part in _tensors("", result))
         if not outputs:
             outputs = tuple(s for s, n in zip(call.inputs, call.names, strict=True) if n in signature.mutated)
@@ -143,11 +169,13 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             phase=self.phase,
             recompute=recompute,
             host_sync=signature.name in HOST_SYNCS,
+            stream="copy" if self.phase == "input" else "compute",
         )
-        self.add(op)
+        self.ops.append(op)
+        self.storages.n_ops = len(self.ops)
 
     def _module(self, *, recompute: bool, in_backward: bool) -> str:
-        if self.phase == "optimizer":
+        if self.phase in ("input", "optimizer"):
             return ""
         return self.paths.of_backward() if in_backward and not recompute else self.paths.of_forward()
 

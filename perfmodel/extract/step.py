@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from perfmodel.errors import GraphError
 from perfmodel.extract import _torch, optimizers
 from perfmodel.extract.failures import explained
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
+from perfmodel.extract.rewrites import attention, dropout, norm  # noqa: F401 -- each registers its routes
+from perfmodel.extract.rewrites.autocast import Autocast, autocast
+from perfmodel.extract.rewrites.routing import Routing, routes
+from perfmodel.extract.rewrites.scaler import LossScale
+from perfmodel.extract.rewrites.tf32 import tf32
+from perfmodel.extract.sparse_optimizers import sparse_optimizer
+from perfmodel.extract.tables import with_tables
 from perfmodel.extract.twin import Built, tensors_in, twin_of
-from perfmodel.graph import Graph, Op, Parameter, TensorSpec
+from perfmodel.graph import Graph, Op, Parameter, TableAccess, TensorSpec
 
 Target = Literal["cuda", "cpu"]
 Values = Literal["meta", "real"]
+_AUTOCAST_DTYPE = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
 
 
 class _Step:
@@ -36,6 +43,9 @@ class _Step:
         self.specs: dict[str, TensorSpec] = {}
         self.grad_op: dict[str, int] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.autocast = Autocast(target=target, recorder=self.recorder)
+        self.scale: LossScale | None = None
+        self.routing = Routing(target=target, values=values, recorder=self.recorder)
 
     def register_state(self) -> None:
         """Parameters, buffers and inputs are there before the first op."""
@@ -55,16 +65,27 @@ class _Step:
             born = len(self.recorder.ops) if self.target == "cuda" else -1
             number = self.recorder.storages.number(tensor, kind="input", born=born)
             if self.target == "cuda" and number not in seen:
-                seen.add(number)
-                self.recorder.add(
-                    Op(
-                        id=len(self.recorder.ops),
-                        name="perfmodel.host_to_device_copy",
-                        outputs=(self.recorder.spec(tensor),),
-                        phase="input",
-                        stream="copy",
-                    )
-                )
+                self.recorder.emit("perfmodel.host_to_device_copy", outputs=(tensor,))
+            seen.add(number)
+
+    @contextmanager
+    def device_choices(self) -> Iterator[None]:
+        """Operators are chosen for the target, by torch itself where the step really runs on the target."""
+        with ExitStack() as stack:
+            if (self.target, self.values) != ("cpu", "real"):
+                stack.enter_context(routes(self.routing))
+                stack.enter_context(autocast(self.autocast))
+            yield
+
+    @contextmanager
+    def mixed_precision(self) -> Iterator[None]:
+        """The autocast region that training code puts round forward and loss in precision `amp_*`."""
+        dtype = _AUTOCAST_DTYPE.get(self.built.precision)
+        if dtype is None:
+            yield
+            return
+        with torch.autocast(self.target, dtype=dtype):
+            yield
 
     def forward(self) -> Any:
         """The module's output."""
@@ -86,33 +107,47 @@ class _Step:
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of all parameters, and the op after which each is complete."""
+        loss = self._scaled(loss)
         self.recorder.phase = "backward"
         with self._gradient_hooks(), explained(self.built.module, "backward", values=self.values):
             _torch.run_backward(loss)
 
-    def optimize(self) -> None:
-        """One step of the dense and of the sparse optimizer; `zero_grad` drops gradients and runs no kernel."""
-        self.recorder.phase = "optimizer"
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the loss scale, in fp16 training on CUDA."""
+        if self.built.precision != "amp_fp16" or self.target != "cuda":
+            return loss
+        self.scale = LossScale(self.recorder, self.device)
+        self.routing.used.add("grad_scaler")
+        return self.scale.scaled(loss)
+
+    def make_optimizers(self) -> None:
+        """The dense and the sparse optimizer with their state from earlier steps."""
+        built = self.built
         with_grad = [p for p in self.parameters.values() if p.grad is not None]
         dense = [p for p in with_grad if p.grad is not None and not p.grad.is_sparse]
         sparse = [p for p in with_grad if p.grad is not None and p.grad.is_sparse]
-        built = self.built
-        for gradient in (p.grad for p in dense):
-            if gradient is not None:
-                self.recorder.storages.mark(gradient, "gradient")
-        chosen = self.optimizers
         if dense:
-            chosen.append(optimizers.dense_optimizer(built.optimizer, dense, built.optimizer_kwargs, self.target))
+            made = optimizers.dense_optimizer(built.optimizer, dense, built.optimizer_kwargs, self.target)
+            self.optimizers.append(made)
         if sparse:
-            options = {k: v for k, v in built.sparse_optimizer_kwargs.items() if k != "fused"}
-            chosen.append(optimizers.sparse_optimizer(built.sparse_optimizer, sparse, options))
-        for optimizer in chosen:
+            made = sparse_optimizer(built.sparse_optimizer, sparse, built.sparse_optimizer_kwargs)
+            self.optimizers.append(made)
+        storages = self.recorder.storages
+        for optimizer in self.optimizers:
             for tensor in optimizers.state_tensors(optimizer):
                 if tensor.device.type == self.device:
-                    self.recorder.storages.number(tensor, kind="optimizer_state", born=-1)
+                    storages.number(tensor, kind="optimizer_state", born=-1)
+
+    def optimize(self) -> None:
+        """One step of each optimizer; `zero_grad` drops gradients (set_to_none) and runs no kernel."""
+        self.recorder.phase = "optimizer"
         with self.recorder:
-            for optimizer in chosen:
+            for optimizer in self.optimizers:
+                if self.scale is not None:
+                    self.scale.unscale([p for group in optimizer.param_groups for p in group["params"]])
                 optimizer.step()
+            if self.scale is not None:
+                self.scale.update()
 
     @contextmanager
     def _gradient_hooks(self) -> Iterator[None]:
@@ -128,10 +163,30 @@ class _Step:
                 handle.remove()
 
     def _ready(self, name: str) -> Any:
-        def hook(_parameter: nn.Parameter) -> None:
+        def hook(parameter: Tensor) -> None:
             self.grad_op[name] = len(self.recorder.ops) - 1
+            gradient = parameter.grad
+            for part in () if gradient is None else _torch.dense_parts(gradient):
+                self.recorder.storages.mark(part, "gradient")
 
         return hook
+
+    def _ops(self) -> tuple[Op, ...]:
+        ops: list[Op] = with_tables(self.recorder.ops, self.table_storages())
+        return tuple(tf32(ops, self.built.precision) if self.target == "cuda" else ops)
+
+    def table_storages(self) -> dict[int, TableAccess]:
+        """Which storages hold a table or its sparse gradient."""
+        found: dict[int, TableAccess] = {}
+        for table in self.built.tables:
+            spec = self.specs.get(table.parameter)
+            if spec is None:
+                raise GraphError(f"{self.built.name}: table {table.parameter!r} is no parameter of the module")
+            found[spec.storage] = table
+            gradient = self.parameters[table.parameter].grad
+            for part in () if gradient is None or not gradient.is_sparse else _torch.dense_parts(gradient):
+                found[self.recorder.storages.number(part)] = table
+        return found
 
     def graph(self) -> Graph:
         """Everything recorded."""
@@ -142,7 +197,7 @@ class _Step:
             target=self.target,
             precision=built.precision,
             batch_size=built.batch_size,
-            ops=tuple(_with_tables(self.recorder.ops, self.specs, built)),
+            ops=self._ops(),
             parameters=tuple(
                 Parameter(name=name, tensor=spec, grad_op=self.grad_op.get(name), sparse_grad=name in sparse)
                 for name, spec in self.specs.items()
@@ -152,6 +207,7 @@ class _Step:
             optimizer=built.optimizer,
             sparse_optimizer=built.sparse_optimizer if sparse or built.tables else "",
             values=self.values,
+            rewrites=tuple(sorted(self.routing.used | self.autocast.used)),
             notes=_notes(built, self.values),
         )
 
@@ -160,30 +216,6 @@ def _notes(built: Built, values: Values) -> tuple[str, ...]:
     if values == "real":
         return (*built.notes, "control flow followed the values of these inputs: other inputs may take another path")
     return built.notes
-
-
-def _with_tables(ops: list[Op], specs: Mapping[str, TensorSpec], built: Built) -> Iterator[Op]:
-    """Adds what is known about a table's indices to every op that reads the table."""
-    known = {
-        specs[table.parameter].storage: {
-            "parameter": table.parameter,
-            "pooling_factor": table.pooling_factor,
-            "zipf_exponent": table.zipf_exponent,
-            "histogram": [list(pair) for pair in table.histogram],
-        }
-        for table in built.tables
-        if table.parameter in specs
-    }
-    by_module = {
-        table.parameter.rpartition(".")[0]: specs[table.parameter].storage
-        for table in built.tables
-        if table.parameter in specs
-    }
-    for op in ops:
-        found = next((known[spec.storage] for spec in op.inputs if spec.storage in known), None)
-        if found is None and "embedding" in op.name and op.module in by_module:
-            found = known[by_module[op.module]]
-        yield op if found is None else replace(op, attrs={**op.attrs, **found})
 
 
 def trace(built: Built, *, target: Target = "cuda", values: Values = "meta", training: bool = True) -> Graph:
@@ -209,11 +241,16 @@ def _run(step: _Step, *, training: bool) -> None:
         if step.values == "meta":
             stack.enter_context(torch.device("meta"))
         stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(_torch.unchecked_sparse())
+        stack.enter_context(step.device_choices())
         stack.enter_context(step.recorder)
-        output = step.forward()
-        if not training:
-            return
-        loss = step.loss(output)
+        with step.mixed_precision():
+            output = step.forward()
+            if not training:
+                return
+            loss = step.loss(output)
         step.backward(loss)
-    step.optimize()
+    with _torch.unchecked_sparse():
+        step.make_optimizers()
+        step.optimize()
     del output, loss
