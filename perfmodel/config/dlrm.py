@@ -81,12 +81,21 @@ class Interaction(Spec):
     `dot`: pairwise dot products of all vectors, below the diagonal (Naumov et al. 2019, arXiv:1906.00091). `cat`:
     concatenation. `dcnv2`: `layers` low-rank cross layers of rank `rank` on the concatenation (Wang et al. 2021,
     arXiv:2008.13535). `pad_to_multiple` widens the result with zeros so that the top MLP's first gemm is aligned.
+    `fused`: `dot` runs as one kernel, padding included (NVIDIA DeepLearningExamples, dlrm/cuda_src/dot_based_interact),
+    instead of concatenation, batched gemm, gather and concatenation.
     """
 
     kind: Literal["dot", "cat", "dcnv2"] = "dot"
     layers: PositiveCount = 3
     rank: PositiveCount = 512
     pad_to_multiple: PositiveCount = 1
+    fused: bool = False
+
+    @model_validator(mode="after")
+    def _fusable(self) -> Interaction:
+        if self.fused and self.kind != "dot":
+            raise ValueError(f"fused: found with {self.kind}, allowed with dot")
+        return self
 
 
 def _interaction(value: Any) -> Any:

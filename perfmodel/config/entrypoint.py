@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.config.loading import Spec
 from perfmodel.config.quantity import PositiveCount
-from perfmodel.config.training import SGD, OptimizerField, Precision, SparseOptimizer, SparseOptimizerField
+from perfmodel.config.training import Run
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -20,7 +19,7 @@ def _entrypoint(value: str) -> str:
     return value
 
 
-class EntrypointSpec(Spec):
+class EntrypointSpec(Run):
     """A factory that returns (module, inputs, loss): inputs a tuple or dict of tensors, loss a callable or None.
 
     `arguments` are passed to the factory by keyword. `batch_size` defaults to the first dimension of the first input.
@@ -31,6 +30,3 @@ class EntrypointSpec(Spec):
     arguments: dict[str, Any] = Field(default_factory=dict)
     name: str | None = None
     batch_size: PositiveCount | None = None
-    precision: Precision = "fp32"
-    optimizer: OptimizerField = SGD
-    sparse_optimizer: SparseOptimizerField = SparseOptimizer(name="sgd")

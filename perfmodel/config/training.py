@@ -46,6 +46,14 @@ SGD = Optimizer(name="sgd")
 ADAMW = Optimizer(name="adamw")
 
 
+class Run(Spec):
+    """How a module given from Python is trained."""
+
+    precision: Precision = "fp32"
+    optimizer: OptimizerField = SGD
+    sparse_optimizer: SparseOptimizerField = SparseOptimizer(name="sgd")
+
+
 class TrainedSpec(Spec):
     """Base of the model specs. `batch_size` is samples per rank and iteration."""
 

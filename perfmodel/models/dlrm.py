@@ -15,6 +15,7 @@ from perfmodel.config.dlrm import Distribution, DlrmSpec, Interaction, Table
 from perfmodel.errors import ConfigError
 from perfmodel.graph import TableAccess
 from perfmodel.models.built import PARAMETER_DTYPE
+from perfmodel.models.fused import dot_interaction
 from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of
 
 _TABLE_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -80,6 +81,20 @@ class DotInteraction(nn.Module):
         return torch.cat([dense, products[:, self.first, self.second]], dim=1)
 
 
+class FusedDotInteraction(nn.Module):
+    """As DotInteraction, followed by zeros, in one kernel."""
+
+    def __init__(self, n_padding: int) -> None:
+        super().__init__()
+        self.n_padding = n_padding
+
+    def forward(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """(batch, dim + pairs + padding) from the dense vector and the embedded ones, all (batch, dim)."""
+        stacked = torch.cat([dense, *vectors], dim=1).view(dense.shape[0], -1, dense.shape[1])
+        crossed: Tensor = dot_interaction(stacked, self.n_padding)
+        return crossed
+
+
 class CatInteraction(nn.Module):
     """Concatenation of the dense vector and the embedded ones."""
 
@@ -115,8 +130,9 @@ class Dlrm(nn.Module):
         self.dense_arch = Mlp(spec.dense_features, spec.bottom_mlp, activate_last=True)
         self.sparse_arch = SparseArch(tables)
         self.inter_arch, n_out = _interaction(spec.interaction, spec.bottom_mlp[-1], widths)
-        self.n_padding = -n_out % spec.interaction.pad_to_multiple
-        self.over_arch = Mlp(n_out + self.n_padding, spec.top_mlp, activate_last=False)
+        padded = n_out + -n_out % spec.interaction.pad_to_multiple
+        self.n_padding = 0 if spec.interaction.fused else padded - n_out
+        self.over_arch = Mlp(padded, spec.top_mlp, activate_last=False)
 
     def forward(
         self, dense: Tensor, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
@@ -139,7 +155,10 @@ def _interaction(spec: Interaction, dense_width: int, widths: Sequence[int]) -> 
     if spec.kind == "dcnv2":
         return CrossInteraction(total, spec.layers, spec.rank), total
     n_vectors = 1 + len(widths)
-    return DotInteraction(n_vectors), dense_width + n_vectors * (n_vectors - 1) // 2
+    n_out = dense_width + n_vectors * (n_vectors - 1) // 2
+    if spec.fused:
+        return FusedDotInteraction(-n_out % spec.pad_to_multiple), n_out
+    return DotInteraction(n_vectors), n_out
 
 
 def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:

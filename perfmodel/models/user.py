@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.config.entrypoint import EntrypointSpec
-from perfmodel.config.training import Optimizer, Precision, SparseOptimizer
+from perfmodel.config.loading import validate
+from perfmodel.config.training import Optimizer, Run, SparseOptimizer
 from perfmodel.errors import ConfigError, GraphError, suggest
 from perfmodel.graph import TableAccess
 from perfmodel.models.built import PARAMETER_DTYPE, BuiltModel, Loss, map_tensors, output_as_loss, tensors_in
@@ -36,7 +37,7 @@ def from_module(  # noqa: PLR0913 -- what a user may say of a step; all but thre
     name: str | None = None,
     optimizer: Optimizer | str = "sgd",
     sparse_optimizer: SparseOptimizer | str = "sgd",
-    precision: Precision = "fp32",
+    precision: str = "fp32",
     batch_size: int | None = None,
 ) -> BuiltModel:
     """A BuiltModel of a module as it is.
@@ -52,32 +53,28 @@ def from_module(  # noqa: PLR0913 -- what a user may say of a step; all but thre
         batch_size: samples per rank; the first dimension of the first tensor by default.
 
     Raises:
-        ConfigError: `module` is no module, or the inputs hold no tensor.
+        ConfigError: `module` is no module, the inputs hold no tensor, or an option is not known.
     """
     args, kwargs = _call_arguments(module, inputs)
     tensors = list(tensors_in((args, kwargs)))
     if not tensors:
         raise ConfigError("inputs: found no tensor, allowed a tensor, or a tuple or dict with at least one")
-    if precision == "bf16":
+    run = {"precision": precision, "optimizer": optimizer, "sparse_optimizer": sparse_optimizer}
+    checked = validate(Run, {key: value for key, value in run.items() if value is not None}, "from_module")
+    if checked.precision == "bf16":
         module = module.to(PARAMETER_DTYPE["bf16"])
         args, kwargs = map_tensors(_as_bf16, args), map_tensors(_as_bf16, kwargs)
-    dense = Optimizer.model_validate({"name": optimizer}) if isinstance(optimizer, str) else optimizer
-    sparse = (
-        SparseOptimizer.model_validate({"name": sparse_optimizer})
-        if isinstance(sparse_optimizer, str)
-        else sparse_optimizer
-    )
     return BuiltModel(
         name=name or type(module).__name__,
         module=module.train(),
         args=args,
         kwargs=kwargs,
         loss=loss or output_as_loss,
-        precision=precision,
+        precision=checked.precision,
         batch_size=batch_size or next((int(t.shape[0]) for t in tensors if t.dim()), 1),
         tables=_tables(module),
-        **dense_arguments(dense),
-        **sparse_arguments(sparse),
+        **dense_arguments(checked.optimizer),
+        **sparse_arguments(checked.sparse_optimizer),
     )
 
 

@@ -71,6 +71,7 @@ BAD = [
     ),
     ({**DLRM, "tables": [{"rows": 5, "dim": 8}]}, "interaction: dot needs one width .* found .4, 8."),
     ({**DLRM, "tables": [{"name": "a", "rows": 5}, {"name": "a", "rows": 6}]}, "tables: 2 tables are called 'a'"),
+    ({**DLRM, "interaction": {"kind": "cat", "fused": True}}, "interaction: fused: found with cat, allowed with dot"),
     (without(DLRM, "embedding_dim"), "tables.t0: no dim, and the model has no embedding_dim"),
     ({**DLRM, "bottom_mlp": 8}, "bottom_mlp: found 8, allowed a list"),
     ({**GPT, "heads": 3}, "heads: found 3, allowed a divisor of hidden_size 8"),

@@ -75,6 +75,18 @@ def test_dot_interaction(padding):
     torch.testing.assert_close(built.module(*built.args), top(built, crossed))
 
 
+def test_the_fused_dot_interaction_is_the_spelled_out_one():
+    plain, fused = (real(interaction={"kind": "dot", "pad_to_multiple": 8, "fused": fused}) for fused in (False, True))
+    for built in (plain, fused):
+        built.loss(built.module(*built.args)).backward()
+    torch.testing.assert_close(fused.module(*fused.args), plain.module(*plain.args))
+    for (name, a), (other, b) in zip(fused.module.named_parameters(), plain.module.named_parameters(), strict=True):
+        assert name == other
+        torch.testing.assert_close(a.grad.to_dense(), b.grad.to_dense())
+    on_meta = build(load_model({**BASE, "interaction": {"kind": "dot", "pad_to_multiple": 8, "fused": True}}))
+    assert on_meta.module(*on_meta.args).shape == (6, 1)
+
+
 def test_cat_interaction_takes_tables_of_any_width():
     built = real(interaction="cat", tables=[{"rows": 9, "dim": 2}, {"rows": 8, "dim": 6, "pooling_factor": 3}])
     crossed = torch.cat([bottom(built), *looked_up(built)], 1)

@@ -155,6 +155,13 @@ def test_from_module_finds_tables_and_sparse_parameters():
     assert [type(o).__name__ for o in make_optimizers(built)] == ["SGD", "Adagrad"]
 
 
+def test_an_unknown_option_is_one_clear_line():
+    for option in ({"optimizer": "sdg"}, {"precision": "fp61"}, {"sparse_optimizer": "lamb"}):
+        with pytest.raises(ConfigError, match=f"from_module: {next(iter(option))}.*found '.*', allowed ") as caught:
+            from_module(nn.Linear(3, 1), torch.ones(2, 3), **option)
+        assert len(caught.value.problems) == 1
+
+
 def test_bf16_converts_module_and_inputs():
     built = from_module(nn.Linear(3, 1), torch.ones(2, 3), lambda out: out.mean(), precision="bf16")
     assert built.module.weight.dtype == built.args[0].dtype == torch.bfloat16
