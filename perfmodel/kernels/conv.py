@@ -23,6 +23,7 @@ from typing import Any
 
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
+from perfmodel.kernels.elementwise import pointwise_calls
 from perfmodel.kernels.gemm import bias_grad_call, math_pipe
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 
@@ -138,20 +139,6 @@ def _call(op: Op, shape: ConvShape, kind: int, spec: TensorSpec) -> KernelCall:
     return conv_call(shape, kind, dtype=spec.dtype, itemsize_bytes=spec.itemsize_bytes, pipe=pipe)
 
 
-def bias_add_call(out: TensorSpec) -> KernelCall:
-    """The kernel that adds one value per channel to an output in place."""
-    return KernelCall(
-        family="elementwise",
-        work=Work(flops=out.n_elems, read_bytes=out.bytes, write_bytes=out.bytes),
-        dtype=out.dtype,
-        features={
-            "in_elems": float(out.n_elems),
-            "out_elems": float(out.n_elems),
-            "itemsize_bytes": float(out.itemsize_bytes),
-        },
-    )
-
-
 @kernel_rule(
     "aten.convolution",
     "aten._convolution",
@@ -171,7 +158,7 @@ def convolution_rule(op: Op) -> tuple[KernelCall, ...]:
         main = _call(op, _shape_of(op, out, weight, image), DGRAD, image)
     else:
         main = _call(op, _shape_of(op, image, weight, out), FORWARD, image)
-    return (main, bias_add_call(out)) if len(op.inputs) > 2 else (main,)
+    return (main, *pointwise_calls((out, op.inputs[2]), (out,), 1, op_kind=0)) if len(op.inputs) > 2 else (main,)
 
 
 @kernel_rule(
@@ -197,5 +184,5 @@ def convolution_backward_rule(op: Op) -> tuple[KernelCall, ...]:
     if mask[1]:
         calls.append(_call(op, shape, WGRAD, image))
     if len(mask) > 2 and mask[2]:
-        calls.append(bias_grad_call(grad, grad.shape[1]))
+        calls.append(bias_grad_call(grad, grad.shape[1], inner=not _is_channels_last(grad)))
     return tuple(calls)

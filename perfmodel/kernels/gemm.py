@@ -20,6 +20,7 @@ from typing import Any
 
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
+from perfmodel.kernels.reduction import reduction_call
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 
 MAX_ALIGN_BYTES = (
@@ -105,18 +106,9 @@ def gemm_call(shape: GemmShape, *, dtype: str, itemsize_bytes: int, out_bytes: i
     )
 
 
-def bias_grad_call(grad: TensorSpec, channels: int) -> KernelCall:
-    """The kernel that sums an output gradient to one value per channel."""
-    return KernelCall(
-        family="reduction",
-        work=Work(flops=grad.n_elems, read_bytes=grad.bytes, write_bytes=channels * grad.itemsize_bytes),
-        dtype=grad.dtype,
-        features={
-            "in_elems": float(grad.n_elems),
-            "out_elems": float(channels),
-            "itemsize_bytes": float(grad.itemsize_bytes),
-        },
-    )
+def bias_grad_call(grad: TensorSpec, channels: int, *, inner: bool) -> KernelCall:
+    """The kernel that sums an output gradient to one value per channel; `inner` unless channels are contiguous."""
+    return reduction_call(grad, (_matrix(grad, (channels,)),), grad.n_elems, inner=inner)
 
 
 def is_transposed(spec: TensorSpec) -> bool:
@@ -282,7 +274,7 @@ def linear_backward_rule(op: Op) -> tuple[KernelCall, ...]:
         calls += _product(op, flat_grad, weight)
     if mask[1]:
         calls += _product(op, _transposed(flat_grad), flat_x)
-    return (*calls, bias_grad_call(grad, grad.shape[-1])) if mask[2] else calls
+    return (*calls, bias_grad_call(grad, grad.shape[-1], inner=False)) if mask[2] else calls
 
 
 def _transposed(spec: TensorSpec) -> TensorSpec:

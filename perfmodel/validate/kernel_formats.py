@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from perfmodel.graph import Op
+from perfmodel.graph import Op, TensorSpec
 from perfmodel.units import MS_PER_S, US_PER_S
 from perfmodel.validate.kernel_rows import Format, KernelRow, Row, tensor
 
@@ -76,7 +76,7 @@ def _read_neusight_gemm(file: str, row: Row) -> Iterator[KernelRow]:
         key=f"{row['op']} {batch} {m} {n} {k}",
         floor=EAGER_FLOOR,
         subset=row["split"],
-        published=row["op"],
+        timed=row["op"],
     )
 
 
@@ -156,6 +156,104 @@ def _int_or_zero(text: str) -> int:
     return int(float(text))
 
 
+def _read_neusight_vector(file: str, row: Row) -> Iterator[KernelRow]:
+    rows, cols, name = _int(row, "rows"), _int(row, "cols"), row["op"]
+    op, family = vector_op(name, rows, cols)
+    yield KernelRow(
+        device=row["device"],
+        family=f"{family} fp32",
+        ops=(op,),
+        measured_s=float(row["latency_ms"]) / MS_PER_S,
+        key=f"{name} {rows} {cols}",
+        floor=EAGER_FLOOR,
+        subset=row["split"],
+        timed=name,
+    )
+
+
+def _read_vidur(file: str, row: Row) -> Iterator[KernelRow]:
+    found = vidur_op(row)
+    if found is None:
+        return
+    op, family, key = found
+    yield KernelRow(
+        device=row["gpu"],
+        family=f"{family} fp16",
+        ops=(op,),
+        measured_s=float(row["ms_median"]) / MS_PER_S,
+        key=key,
+        timed=row["op"],
+    )
+
+
+def vidur_op(row: Row) -> tuple[Op, str, str] | None:
+    """The op, family and key of a Vidur row; None for kernels that PyTorch does not have (rotary embedding of vLLM)."""
+    tokens, width = _int(row, "num_tokens"), _int(row, "n_embd")
+    if row["gemm_m"]:
+        m, n, k = (_int(row, name) for name in ("gemm_m", "gemm_n", "gemm_k"))
+        return linear_op(m, n, k, "float16", bias=False), "gemm", f"gemm {m} {n} {k}"
+    x, out = tensor(0, (tokens, width), "float16"), tensor(1, (tokens, width), "float16")
+    key = f"{row['op']} {tokens} {width}"
+    if row["op"] == "add":
+        other = tensor(2, (tokens, width), "float16")
+        op = Op(id=0, name="aten.add", inputs=(x, other), input_names=("self", "other"), outputs=(out,))
+        return op, "elementwise", key
+    if row["op"] == "mlp_act" and row["gated"] == "1":
+        inner = _int(row, "n_expanded") // _int(row, "tp")
+        gates = tensor(0, (tokens, 2 * inner), "float16")
+        op = Op(
+            id=0,
+            name="perfmodel.fused_pointwise",
+            inputs=(gates,),
+            input_names=("self",),
+            outputs=(tensor(1, (tokens, inner), "float16"),),
+            attrs={"flops_per_elem": 6},
+        )
+        return op, "gated activation", f"{row['op']} {tokens} {inner}"
+    return None
+
+
+_BINARY = {"add": "aten.add", "mul": "aten.mul", "div": "aten.div", "pow": "aten.pow"}
+_UNARY = {"relu": "aten.relu", "gelu": "aten.gelu", "tanh": "aten.tanh"}
+
+
+def vector_op(name: str, rows: int, cols: int) -> tuple[Op, str]:
+    """The op of a NeuSight vector row and the family it counts to; raises ValueError for another name."""
+    x, out = tensor(0, (rows, cols), "float32"), tensor(1, (rows, cols), "float32")
+    if name in _BINARY:
+        other = tensor(2, (rows, cols), "float32")
+        return Op(
+            id=0, name=_BINARY[name], inputs=(x, other), input_names=("self", "other"), outputs=(out,)
+        ), "elementwise"
+    if name.removesuffix("u") in _BINARY:
+        attrs = {"exponent" if name == "powu" else "other": 2.5}
+        base = _BINARY[name.removesuffix("u")]
+        return Op(id=0, name=base, inputs=(x,), input_names=("self",), outputs=(out,), attrs=attrs), "elementwise"
+    if name in _UNARY:
+        return Op(id=0, name=_UNARY[name], inputs=(x,), input_names=("self",), outputs=(out,)), "elementwise"
+    if name == "softmax":
+        op = Op(id=0, name="aten._softmax", inputs=(x,), input_names=("self",), outputs=(out,), attrs={"dim": -1})
+        return op, "softmax"
+    if name != "ln":
+        raise ValueError("op")
+    return layer_norm_op(x), "layer norm"
+
+
+def layer_norm_op(x: TensorSpec) -> Op:
+    """Layer norm over the last dimension of `x`, with weight and bias."""
+    cols = x.shape[-1]
+    weight, bias = tensor(2, (cols,), x.dtype), tensor(3, (cols,), x.dtype)
+    statistics = tuple(tensor(i, (*x.shape[:-1], 1), "float32") for i in (4, 5))
+    return Op(
+        id=0,
+        name="aten.native_layer_norm",
+        inputs=(x, weight, bias),
+        input_names=("input", "weight", "bias"),
+        outputs=(tensor(1, x.shape, x.dtype), *statistics),
+        attrs={"normalized_shape": [cols], "eps": 1e-5},
+    )
+
+
 FORMATS = (
     Format(
         "aic_attention",
@@ -178,5 +276,17 @@ FORMATS = (
         ),
         "",
         _read_neusight_conv,
+    ),
+    Format(
+        "neusight_vector",
+        frozenset({"op", "device", "split", "rows", "cols", "latency_ms"}),
+        "",
+        _read_neusight_vector,
+    ),
+    Format(
+        "vidur_mlp",
+        frozenset({"gpu", "op", "num_tokens", "tp", "n_embd", "n_expanded", "gated", "gemm_m", "ms_median"}),
+        "",
+        _read_vidur,
     ),
 )

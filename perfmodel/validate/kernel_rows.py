@@ -33,10 +33,11 @@ Row = Mapping[str, str]
 class KernelRow:
     """One measured case.
 
-    `floor` names the measurement floor that `measured_s` includes (an eager call timed with events includes its launch):
-    the fit's parameter `<segment>.<floor>`, or empty if the time is the device's alone. `key` names the shape: equal keys
-    are held out together, on every device. `subset` tells apart what the source tells apart (its own test split). `place`
-    (0 to 1) is where in its sweep the row was measured, for sources whose floor grows as the sweep goes on.
+    `floor` names the measurement floor that `measured_s` includes (an eager call timed with events includes its
+    launch): the fit's parameter of that name, or empty if the time is the device's alone; `extra_s` is a floor known
+    beforehand. `key` names the shape: equal keys are held out together, on every device. `subset` tells apart what the
+    source tells apart (its own test split). `place` (0 to 1) is where in its sweep the row was measured, for sources
+    whose floor grows as the sweep goes on; `timed` the op's name in the source.
     """
 
     device: str
@@ -46,7 +47,8 @@ class KernelRow:
     key: str
     floor: str = ""
     subset: str = ""
-    published: str = ""
+    timed: str = ""
+    extra_s: float = 0.0
     place: float = 0.5
 
     @property
@@ -89,7 +91,10 @@ class Format:
 
 
 def read_rows(path: Path, formats: Sequence[Format]) -> list[KernelRow]:
-    """All rows of a CSV file (gzip or plain). Raises ConfigError with one line if it is none of `formats` or damaged."""
+    """All rows of a CSV file (gzip or plain).
+
+    Raises ConfigError with one line if the file is none of `formats` or is damaged.
+    """
     try:
         with _open(path) as lines:
             reader = csv.DictReader(lines)

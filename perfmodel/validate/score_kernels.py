@@ -143,13 +143,13 @@ def floor_of(row: KernelRow, device: Device) -> float:
     It stands with the fit of the row's kernels, in the segment of the same pipe or for the whole fit.
     """
     if not row.floor:
-        return 0.0
+        return row.extra_s
     call = calls_of(row.ops[0])[0]
     fit = device.fits.get(call.family)
     if fit is None:
         return 0.0
     segment = call.pipe + ("_batched" if call.features.get("batch", 1) > 1 and call.family == "gemm" else "")
-    for prefix in (f"{segment}.", ""):
+    for prefix in (f"{segment}.", f"{row.timed}.", ""):
         if f"{prefix}{row.floor}" in fit.parameters:
             own = {key.removeprefix(prefix): value for key, value in fit.parameters.items() if key.startswith(prefix)}
             return float(measurement_floor_s(own, np.array(row.place)))
