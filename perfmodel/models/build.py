@@ -37,19 +37,16 @@ def materialize(built: BuiltModel, seed: int = 0) -> BuiltModel:
 
 
 def _build(spec: ModelSpec, device: str, seed: int) -> BuiltModel:
-    if isinstance(spec, EntrypointSpec):
-        return build_entrypoint(spec, device, seed)
-    generator_state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    try:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        if isinstance(spec, EntrypointSpec):
+            return build_entrypoint(spec, device)
         if isinstance(spec, DlrmSpec):
             parts = dlrm.build_parts(spec, device, seed)
         elif isinstance(spec, TransformerSpec):
             parts = transformer.build_parts(spec, device, seed)
         else:
             parts = vision.build_parts(spec, device, seed)
-    finally:
-        torch.random.set_rng_state(generator_state)
     parts["module"].train()
     return BuiltModel(
         name=spec.name,

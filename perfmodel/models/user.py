@@ -78,16 +78,16 @@ def from_module(  # noqa: PLR0913 -- what a user may say of a step; all but thre
     )
 
 
-def build_entrypoint(spec: EntrypointSpec, device: str, seed: int) -> BuiltModel:
+def build_entrypoint(spec: EntrypointSpec, device: str) -> BuiltModel:
     """Runs the factory with new tensors on `device`; what it made elsewhere is moved there. Raises ConfigError."""
     factory = load_factory(spec.entrypoint)
-    torch.manual_seed(seed)
     try:
         with torch.device(device):
             made = factory(**spec.arguments)
     except Exception as error:
         if device == "meta" and _needs_values(error):
-            return _moved(build_entrypoint(spec, "cpu", seed), device)
+            built = build_entrypoint(spec, "cpu")
+            return replace(_moved(built, device), notes=("the factory reads tensor values, so it ran on the CPU",))
         raise ConfigError(f"{spec.entrypoint}: {describe_failure(error)}") from error
     built = _from_made(spec, made)
     return _moved(built, device)

@@ -93,7 +93,12 @@ def test_inputs_by_name_and_a_module_that_returns_its_loss(workspace):
 
 
 def test_a_factory_that_reads_values_is_run_on_cpu_and_moved(workspace):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
     built = entrypoint(workspace, "reads_values")
+    assert torch.equal(torch.rand(3), expected)
+    assert "reads tensor values" in built.notes[0]
     assert built.module.weight.is_meta
     assert not materialize(built).module.weight.is_meta
 
