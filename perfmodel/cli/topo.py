@@ -37,7 +37,7 @@ def import_command(matrix: str, *, device: str, out_path: str | None, **options:
     """
     from perfmodel.config.topology_text import dump_topology
     from perfmodel.report.write import write_text
-    from perfmodel.topology.import_smi import import_smi, nic_choice
+    from perfmodel.topology.import_smi import NicChoice, import_smi
 
     p2p_path = options["p2p_path"]
     imported = import_smi(
@@ -45,7 +45,7 @@ def import_command(matrix: str, *, device: str, out_path: str | None, **options:
         device=_database_name(device),
         name=options["name"] or "imported",
         p2p_text=_read(p2p_path) if p2p_path else None,
-        nic=nic_choice(options["nic_kind"], options["nic_rate"]),
+        nic=NicChoice(kind=options["nic_kind"], bandwidth=options["nic_rate"]) if options["nic_kind"] else None,
     )
     text = dump_topology(imported.spec, imported.notes)
     for note in imported.notes:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.config.topology import LEVELS, NodeSpec, TopologySpec
+from perfmodel.config.loading import validate
+from perfmodel.config.topology import LEVELS, TopologySpec
 from perfmodel.errors import TopologyError
 from perfmodel.topology.gpu_ports import GpuPorts, gpu_ports
 from perfmodel.topology.smi_matrix import SmiMatrix, parse_p2p_matrix, parse_smi_matrix
-from perfmodel.units import parse_bytes_per_s
 
 # Distance labels from near to far, each with the level of groups whose members are that near.
 _NEAR: Mapping[str, int] = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4}
@@ -47,6 +47,7 @@ def import_smi(
 
     Raises:
         TopologyError: text that is no matrix, labels that contradict each other or the GPU model; the pair is named.
+        ConfigError: a kind or rate of NIC that no spec can have.
     """
     matrix, ports, notes = parse_smi_matrix(text), gpu_ports(device), _Notes()
     node: dict[str, Any] = {"gpus": ({"count": len(matrix.gpus), "device": device},)}
@@ -59,7 +60,7 @@ def import_smi(
     p2p = _p2p(matrix, ports, p2p_text, device, notes)
     if p2p:
         node["p2p"] = p2p
-    spec = TopologySpec(name=name, node=NodeSpec.model_validate(node))
+    spec = validate(TopologySpec, {"name": name, "node": node}, "topo import")
     return Imported(spec=spec, notes=notes.lines())
 
 
@@ -138,13 +139,9 @@ def _pcie(matrix: SmiMatrix, ports: GpuPorts, notes: _Notes) -> dict[str, Any]:
             near += _same_socket(matrix)
         groups = _components(matrix.names, near)
         _note_contradictions(matrix, groups, level, notes)
-        # One socket is what a spec without the key says; a level that groups nothing new is left out.
-        if groups != below and not (key == "sockets" and len(groups) == 1):
-            spec[key] = tuple(
-                tuple(names[name] for name in group) for group in groups if len(group) > 1 or key == "sockets"
-            )
-        elif key == "sockets" and len(groups) > 1:
-            spec[key] = tuple(tuple(names[name] for name in group) for group in groups)
+        shown = [group for group in groups if _is_said(group, groups, below, key)]
+        if shown:
+            spec[key] = tuple(tuple(names[name] for name in group) for group in shown)
         below = groups
     if len(below) > 1:
         notes.add(
@@ -158,6 +155,18 @@ def _pcie(matrix: SmiMatrix, ports: GpuPorts, notes: _Notes) -> dict[str, Any]:
         )
     _note_unseen(matrix, below, notes)
     return spec
+
+
+def _is_said(group: Sequence[str], groups: Sequence[Sequence[str]], below: Sequence[Sequence[str]], key: str) -> bool:
+    """Whether a spec has to name the group: not where a level groups nothing new, nor a GPU alone, nor the only socket.
+
+    A NIC alone is named at the nearest level, or it would be taken to sit beside a GPU.
+    """
+    if key == "sockets":
+        return len(groups) > 1
+    if key == "switches" and not group[0].startswith("GPU"):
+        return True
+    return len(group) > 1 and groups != below
 
 
 def _same_socket(matrix: SmiMatrix) -> list[tuple[str, str]]:
@@ -272,12 +281,3 @@ def _p2p(matrix: SmiMatrix, ports: GpuPorts, p2p_text: str | None, device: str, 
     notes.add(f"no peer-to-peer for {len(refused)} pairs: they go through host memory")
     everywhere = len(refused) == len(order) * (len(order) - 1) // 2
     return {"disabled": True} if everywhere else {"unsupported": tuple(refused)}
-
-
-def nic_choice(kind: str | None, bandwidth: str | None) -> NicChoice | None:
-    """Checked command-line choice of NIC. Raises ValueError for a rate that cannot be read."""
-    if kind is None:
-        return None
-    if bandwidth is not None:
-        parse_bytes_per_s(bandwidth)
-    return NicChoice(kind=kind, bandwidth=bandwidth)
