@@ -14,7 +14,7 @@ class Cell:
 
     def __init__(self, program, cls, index):
         self.task, self.cls, self.index = program.tasks[index], cls, index
-        self.kind = program.kind(self.task.stream)
+        self.kind = "comm" if self.task.group >= 0 else program.kind(self.task.stream)
         self.ready = self.start = self.end = self.left = None
 
     @property

@@ -29,7 +29,7 @@ def _program(draw, groups, max_tasks):
         deps = draw(st.lists(st.integers(0, index - 1), max_size=3)) if index else []
         tasks.append(
             Task(
-                stream=draw(st.sampled_from((COMM, 4) if index in group_at else STREAMS)),
+                stream=draw(st.sampled_from((COMM, 4, COPY, COMPUTE) if index in group_at else STREAMS)),
                 duration_ps=draw(st.integers(0, 20)),
                 deps=tuple((dep, draw(st.integers(0, 5))) for dep in deps),
                 group=100 + group_at[index] if index in group_at else NO_GROUP,

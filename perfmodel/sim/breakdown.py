@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.sim.intervals import NO_SPANS, Spans, clip, divide, fold, total, union
-from perfmodel.sim.program import StreamKind
+from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
 from perfmodel.sim.timeline import Timeline
 
 
@@ -17,7 +17,7 @@ class Breakdown:
 
     Attributes:
         compute_ps: a compute kernel runs.
-        exposed_comm_ps: a collective or transfer runs on a communication stream and no compute kernel does.
+        exposed_comm_ps: a collective, or work on a communication stream, runs and no compute kernel does.
         exposed_copy_ps: a copy runs and none of the above.
         wait_ps: a collective of this rank waits for other ranks and none of the above.
         host_ps: the device has nothing to do and a host thread works, or a launch is on its way to the device.
@@ -83,11 +83,10 @@ def stream_busy(timeline: Timeline, cls: int) -> dict[int, int]:
 def _layers(timeline: Timeline, cls: int) -> list[Spans]:
     tasks = timeline.compiled.tasks_of(cls)
     ready, start, end = timeline.ready_ps[tasks], timeline.start_ps[tasks], timeline.end_ps[tasks]
-    of_kind = {kind: _on(timeline, cls, kind) for kind in ("compute", "comm", "copy", "host")}
-    working = [(start[mask], end[mask]) for mask in of_kind.values()]
-    compute, comm, copy, host = working
+    kinds = timeline.compiled.kinds_of(cls)
+    compute, comm, copy, host = ((start[kinds == kind], end[kinds == kind]) for kind in (COMPUTE, COMM, COPY, HOST))
     waiting = (ready, start)
-    flights = _launches(timeline, cls, of_kind["host"])
+    flights = _launches(timeline, cls, kinds == HOST)
     host = (np.concatenate([host[0], flights[0]]), np.concatenate([host[1], flights[1]]))
     return [_in_window(timeline, spans) for spans in (compute, comm, copy, waiting, host)]
 
@@ -96,13 +95,6 @@ def _in_window(timeline: Timeline, spans: Spans) -> Spans:
     if timeline.steady:
         return union(fold(spans, timeline.begin_ps, timeline.makespan_ps))
     return union(clip(spans, timeline.begin_ps, timeline.finish_ps))
-
-
-def _on(timeline: Timeline, cls: int, kind: StreamKind) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    program = timeline.compiled.programs[cls]
-    streams = timeline.compiled.stream[timeline.compiled.tasks_of(cls)]
-    wanted = [stream for stream in np.unique(streams).tolist() if program.kind(stream) == kind]
-    return np.isin(streams, wanted)
 
 
 def _launches(timeline: Timeline, cls: int, is_host: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Spans:

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.order import Wiring, sweep_order
-from perfmodel.sim.program import NO_GROUP, ArrayProgram, IntArray, Program, StreamKind
+from perfmodel.sim.program import COMM, KIND_CODES, NO_GROUP, ArrayProgram, IntArray, Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,9 +48,15 @@ class Compiled:
         """Class of a global task index."""
         return int(np.searchsorted(self.wiring.offsets, task, side="right")) - 1
 
-    def kind(self, task: int) -> StreamKind:
-        """What the stream of a global task index carries."""
-        return self.programs[self.class_of(task)].kind(int(self.stream[task]))
+    def kinds_of(self, cls: int) -> IntArray:
+        """What each task of a class is: HOST, COMPUTE, COMM or COPY, by what its stream carries.
+
+        A member of a group is communication whatever its stream (a collective issued on the compute stream).
+        """
+        tasks = self.tasks_of(cls)
+        streams, place = np.unique(self.stream[tasks], return_inverse=True)
+        of_stream = np.array([KIND_CODES[self.programs[cls].kind(s)] for s in streams.tolist()], dtype=np.int64)
+        return np.where(self.wiring.group[tasks] >= 0, COMM, of_stream[place] if len(streams) else self.stream[tasks])
 
 
 def compile_programs(programs: Sequence[Program | ArrayProgram]) -> Compiled:

@@ -8,12 +8,13 @@ way, which also finds true deadlocks.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.errors import GraphError
+from perfmodel.sim.loops import compiled_loop, use_numba
 from perfmodel.sim.program import IntArray
 
 
@@ -97,28 +98,75 @@ def _common_order(wiring: Wiring) -> IntArray:
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
+class Links(NamedTuple):
+    """What `kahn_loop` reads: who follows each task, and the first member of each task's group (itself if it has none)."""
+
+    follower_ptr: Any
+    follower: Any
+    first: Any
+    group: Any
+    group_ptr: Any
+    group_member: Any
+
+
 def _general_order(wiring: Wiring) -> IntArray:
     """Kahn's algorithm over units (a lone task, or a whole group); leaves out what waits in a circle."""
-    unit_of: dict[int, int] = {}
-    waiting: dict[int, int] = {}
-    followers: dict[int, list[int]] = {}
-    for task in range(wiring.n_tasks):
-        unit_of[task] = wiring.members(task)[0]
-    for unit in sorted(set(unit_of.values())):
-        needs = {unit_of[t] for t in wiring.waits_for(unit)}
-        waiting[unit] = len(needs)
-        for need in needs:
-            followers.setdefault(need, []).append(unit)
-    free = deque(unit for unit, count in waiting.items() if count == 0)
-    order: list[int] = []
-    while free:
-        unit = free.popleft()
-        order += wiring.members(unit)
-        for follower in followers.get(unit, ()):
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                free.append(follower)
-    return np.array(order, dtype=np.int64)
+    owner = np.repeat(np.arange(wiring.n_tasks), np.diff(wiring.dep_ptr))
+    has_prev = np.flatnonzero(wiring.prev >= 0)
+    sources = np.concatenate([wiring.dep_index, wiring.prev[has_prev]])
+    targets = np.concatenate([owner, has_prev])
+    first = np.arange(wiring.n_tasks)
+    in_group = wiring.group >= 0
+    first[in_group] = wiring.group_member[wiring.group_ptr[wiring.group[in_group]]]
+    missing = np.bincount(first[targets], minlength=wiring.n_tasks)
+    links = Links(
+        follower_ptr=np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=wiring.n_tasks))]),
+        follower=targets[np.argsort(sources, kind="stable")],
+        first=first,
+        group=wiring.group,
+        group_ptr=wiring.group_ptr,
+        group_member=wiring.group_member,
+    )
+    if use_numba(kahn_loop, wiring.n_tasks):
+        order = np.zeros(wiring.n_tasks, dtype=np.int64)
+        count = compiled_loop(kahn_loop, _append_unit)(links, missing, order)
+        return order[:count]
+    order_list = [0] * wiring.n_tasks
+    count = kahn_loop(Links(*(array.tolist() for array in links)), missing.tolist(), order_list)
+    return np.array(order_list[:count], dtype=np.int64)
+
+
+def kahn_loop(links: Links, missing: Any, order: Any) -> int:
+    """Fills `order` with tasks whose unit waits for nothing more, and returns how many there are. Lists or arrays alike.
+
+    `missing[u]` counts what the unit of first member u waits for. `order` is the queue as well: tasks between `done` and
+    `count` are free, but what follows them has not been looked at.
+    """
+    count = 0
+    done = 0
+    for task in range(len(missing)):
+        if links.first[task] == task and missing[task] == 0:
+            count = _append_unit(links, task, order, count)
+    while done < count:
+        task = order[done]
+        done += 1
+        for f in range(links.follower_ptr[task], links.follower_ptr[task + 1]):
+            unit = links.first[links.follower[f]]
+            missing[unit] -= 1
+            if missing[unit] == 0:
+                count = _append_unit(links, unit, order, count)
+    return count
+
+
+def _append_unit(links: Links, unit: int, order: Any, count: int) -> int:
+    group = links.group[unit]
+    if group < 0:
+        order[count] = unit
+        return count + 1
+    for m in range(links.group_ptr[group], links.group_ptr[group + 1]):
+        order[count] = links.group_member[m]
+        count += 1
+    return count
 
 
 def _deadlock_text(wiring: Wiring, done: IntArray) -> str:

@@ -11,9 +11,7 @@ from perfmodel.errors import GraphError
 from perfmodel.metrics import percentile
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.engine import simulate_compiled
-from perfmodel.sim.program import IntArray, StreamKind
-
-_KINDS: tuple[StreamKind, ...] = ("host", "compute", "comm", "copy")
+from perfmodel.sim.program import COMM, KIND_CODES, IntArray, StreamKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +51,18 @@ def perturbed_durations(
         GraphError: a class that does not exist, or a factor that is not positive.
     """
     factor = np.ones(compiled.n_tasks)
-    kinds = task_kinds(compiled)
+    kinds = np.concatenate([compiled.kinds_of(cls) for cls in range(compiled.n_classes)])
     for cls, slowdown in (slowdowns or {}).items():
         if not 0 <= cls < compiled.n_classes or not slowdown > 0:
             raise GraphError(
                 f"slowdown {slowdown} of class {cls}: classes are 0 to {compiled.n_classes - 1}, factors above 0"
             )
         tasks = compiled.tasks_of(cls)
-        factor[tasks] = np.where(kinds[tasks] == "comm", 1.0, slowdown)
+        factor[tasks] = np.where(kinds[tasks] == COMM, 1.0, slowdown)
     if jitter is not None:
         variation = np.zeros(compiled.n_tasks)
-        for kind in _KINDS:
-            variation[kinds == kind] = jitter.of(kind)
+        for kind, code in KIND_CODES.items():
+            variation[kinds == code] = jitter.of(kind)
         sigma = np.sqrt(np.log1p(variation**2))
         factor *= np.exp(np.random.default_rng(seed).standard_normal(compiled.n_tasks) * sigma - sigma**2 / 2)
     return np.rint(compiled.duration_ps * factor).astype(np.int64)
@@ -79,13 +77,3 @@ def spread(
         for seed in seeds
     ]
     return Spread(makespans_ps=tuple(sorted(run.makespan_ps for run in runs)))
-
-
-def task_kinds(compiled: Compiled) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
-    """What the stream of each task carries, by global task index."""
-    kinds = np.empty(compiled.n_tasks, dtype="<U7")
-    for cls, program in enumerate(compiled.programs):
-        tasks = compiled.tasks_of(cls)
-        for stream in np.unique(compiled.stream[tasks]).tolist():
-            kinds[tasks][compiled.stream[tasks] == stream] = program.kind(stream)
-    return kinds

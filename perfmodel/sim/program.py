@@ -19,7 +19,8 @@ NO_GROUP = -1
 
 IntArray = NDArray[np.int64]
 StreamKind = Literal["host", "compute", "comm", "copy"]
-_KIND_OF_STREAM: Mapping[int, StreamKind] = {HOST: "host", COMPUTE: "compute", COMM: "comm", COPY: "copy"}
+KIND_CODES: Mapping[StreamKind, int] = {"host": HOST, "compute": COMPUTE, "comm": COMM, "copy": COPY}
+_KIND_OF_STREAM: Mapping[int, StreamKind] = {code: kind for kind, code in KIND_CODES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,13 @@ largest ready of its members; end = start + duration, for a collective the large
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.sim.compile import Compiled
+from perfmodel.sim.loops import compiled_loop, use_numba
 from perfmodel.sim.program import IntArray
-
-# Tasks from which loading numba and its cached machine code (about 0.5 s) costs less than the plain loop saves.
-COMPILED_FROM_TASKS = 500_000
-# The same once it is loaded: below this a list loop is as fast as the array round trip.
-LOADED_FROM_TASKS = 200
 
 
 class Arrays(NamedTuple):
@@ -39,7 +32,7 @@ class Arrays(NamedTuple):
 
 def sweep(compiled: Compiled, duration_ps: IntArray, release_ps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """(ready, start, end) of every task in ps. `release_ps` is the earliest start of each task."""
-    return sweep_with(compiled, duration_ps, release_ps, numba=use_numba(compiled.n_tasks))
+    return sweep_with(compiled, duration_ps, release_ps, numba=use_numba(sweep_loop, compiled.n_tasks))
 
 
 def sweep_with(
@@ -61,7 +54,7 @@ def sweep_with(
     if numba:
         ready = release_ps.copy()
         start, end = np.zeros_like(ready), np.zeros_like(ready)
-        _numba_loop()(arrays, ready, start, end)
+        compiled_loop(sweep_loop)(arrays, ready, start, end)
         return ready, start, end
     lists = Arrays(*(array.tolist() for array in arrays))
     ready_list = release_ps.tolist()
@@ -101,20 +94,3 @@ def sweep_loop(a: Arrays, ready: Any, start: Any, end: Any) -> None:
 
 def _int64(values: list[int]) -> IntArray:
     return np.array(values, dtype=np.int64)
-
-
-def use_numba(n_tasks: int) -> bool:
-    """Whether a run of this many tasks is worth numba's import, if it is installed at all."""
-    if n_tasks < LOADED_FROM_TASKS:
-        return False
-    if _numba_loop.cache_info().currsize:
-        return True
-    return n_tasks >= COMPILED_FROM_TASKS and importlib.util.find_spec("numba") is not None
-
-
-@cache
-def _numba_loop() -> Callable[..., None]:
-    from numba import njit
-
-    loop: Callable[..., None] = njit(cache=True)(sweep_loop)
-    return loop

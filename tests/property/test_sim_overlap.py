@@ -11,7 +11,7 @@ from perfmodel.errors import GraphError
 from perfmodel.sim import COMM, COMPUTE, COPY, Program, Task, compile_programs, simulate
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
-from perfmodel.sim.overlap import OverlapModel, simulate_overlapped, simulate_overlapped_compiled
+from perfmodel.sim.overlap import OverlapModel, overlapped_with, simulate_overlapped, simulate_overlapped_compiled
 from perfmodel.sim.path import critical_path
 from tests.naive_simulator import naive_simulate
 from tests.strategies import programs
@@ -28,6 +28,15 @@ def test_agrees_with_the_naive_simulator_to_the_picosecond(case, compute, comm):
     assert [spans(timeline, cls) for cls in range(len(case))] == naive_simulate(case, slow=(compute, comm))
     assert check_timeline(timeline) == []
     assert sum(s.length_ps for s in critical_path(timeline)) == timeline.makespan_ps
+
+
+@given(programs(), st.integers(1000, 3000), st.integers(1000, 3000))
+def test_numba_and_plain_python_agree(case, compute, comm):
+    pytest.importorskip("numba")
+    compiled, model = compile_programs(case), OverlapModel(compute_permille=compute, comm_permille=comm)
+    plain, fast = (overlapped_with(compiled, model, None, numba=numba) for numba in (False, True))
+    for field in ("ready_ps", "start_ps", "end_ps"):
+        assert np.array_equal(getattr(plain, field), getattr(fast, field))
 
 
 @given(programs())

@@ -1,0 +1,42 @@
+"""Whether and how the simulator's inner loops run compiled: plain Python on lists, or numba on arrays, from one source."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+# Tasks from which loading numba and cached machine code (about 0.4 s) costs less than the plain loops need.
+COMPILED_FROM_TASKS = 200_000
+# The same once a loop is loaded: below this, lists are as fast as the round trip through arrays.
+LOADED_FROM_TASKS = 200
+
+Loop = Callable[..., Any]
+_LOADED: dict[Loop, Loop] = {}  # registry of the loops compiled in this process
+
+
+def use_numba(loop: Loop, n_tasks: int) -> bool:
+    """Whether a run of this many tasks is worth loading the compiled loop, if numba is installed at all."""
+    if loop in _LOADED:
+        return n_tasks >= LOADED_FROM_TASKS
+    return n_tasks >= COMPILED_FROM_TASKS and has_numba()
+
+
+def has_numba() -> bool:
+    """True if numba can be imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def compiled_loop(loop: Loop, *helpers: Loop) -> Loop:
+    """`loop` compiled by numba, its machine code cached on disk; `helpers` are what it calls, each before its callers.
+
+    The plain functions stay as they are. Loop and helpers must stand in one file, whose change makes the cache stale.
+    """
+    if loop not in _LOADED:
+        from numba import njit
+        from numba.extending import register_jitable
+
+        for helper in helpers:
+            register_jitable(helper)
+        _LOADED[loop] = njit(cache=True)(loop)
+    return _LOADED[loop]
