@@ -48,16 +48,15 @@ def find_config(kind: Kind, name: str | Path) -> Path:
     Raises ConfigError that names the nearest shipped config.
     """
     given = Path(name)
-    if given.is_file():
-        return given
-    if given.is_dir():
-        raise ConfigError(f"{name}: found a folder, allowed a {_SINGULAR[kind]} file")
-    if given.parent == Path("."):
-        for folder in config_dirs():
-            for suffix in ("", *_SUFFIXES):
-                candidate = folder / kind / f"{given.name}{suffix}"
-                if candidate.is_file():
-                    return candidate
+    shipped_paths = [folder / kind / f"{given.name}{s}" for folder in config_dirs() for s in ("", *_SUFFIXES)]
+    try:
+        for candidate in (given, *(shipped_paths if given.parent == Path() else ())):
+            if candidate.is_file():
+                return candidate
+        if given.is_dir():
+            raise ConfigError(f"{name}: found a folder, allowed a {_SINGULAR[kind]} file")
+    except OSError as error:
+        raise ConfigError(f"{str(name)[:_SHOWN_CHARS]}: cannot be looked up: {error.strerror}") from error
     shipped = list_configs(kind)
     near = suggest(given.stem, shipped)
     raise ConfigError(

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,19 @@ def test_a_missing_file_names_the_nearest_shipped_one():
 def test_a_folder_is_not_a_config(tmp_path):
     with pytest.raises(ConfigError, match="found a folder"):
         find_config("models", tmp_path)
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_shipped_model(tmp_path, monkeypatch):
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_config("models", "gpt2").name == "gpt2.yaml"
+    (tmp_path / "gpt2.yaml").write_text("kind: vision\n")
+    assert find_config("models", "gpt2.yaml") == Path("gpt2.yaml")
+
+
+def test_a_name_too_long_for_the_file_system_is_one_clear_line():
+    with pytest.raises(ConfigError, match="cannot be looked up|no such file"):
+        find_config("models", "x" * 5000)
 
 
 class Inner(Spec):
