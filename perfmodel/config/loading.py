@@ -50,7 +50,8 @@ def find_config(kind: Kind, name: str | Path) -> Path:
     given = Path(name)
     shipped_paths = [folder / kind / f"{given.name}{s}" for folder in config_dirs() for s in ("", *_SUFFIXES)]
     try:
-        for candidate in (given, *(shipped_paths if given.parent == Path() else ())):
+        candidates = [given, *shipped_paths] if given.parent == Path() else [given]
+        for candidate in candidates:
             if candidate.is_file():
                 return candidate
         if given.is_dir():

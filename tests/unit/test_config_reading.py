@@ -121,7 +121,7 @@ def test_a_folder_of_the_same_name_does_not_hide_a_shipped_model(tmp_path, monke
 
 
 def test_a_name_too_long_for_the_file_system_is_one_clear_line():
-    with pytest.raises(ConfigError, match="cannot be looked up|no such file"):
+    with pytest.raises(ConfigError, match=r"cannot be looked up|no such file"):
         find_config("models", "x" * 5000)
 
 
