@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as _module
+from torch.optim import optimizer as optimizer_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -156,7 +157,7 @@ def overload(operator: str) -> Any:
 
 def composite(operator: str, *args: Any, **kwargs: Any) -> Any:
     """Runs an operator's device-independent kernel, which calls other operators."""
-    return overload(operator).decompose(*args, **kwargs)
+    return overload(operator)._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def is_composite(operator: str) -> bool:
@@ -275,3 +276,21 @@ def unchecked_sparse() -> Any:
     """Sparse tensors inside are made without checking their indices, and without torch's warning that it does not."""
     check: Any = torch.sparse.check_sparse_tensor_invariants
     return check(enable=False)
+
+
+@contextmanager
+def fused_optimizers_on_meta() -> Iterator[None]:
+    """Lets torch's fused optimizers take tensors without storage, as they take CUDA's."""
+    user: Any = optimizer_module
+    saved = user._get_fused_kernels_supported_devices
+    user._get_fused_kernels_supported_devices = lambda: [*saved(), "meta"]
+    try:
+        yield
+    finally:
+        user._get_fused_kernels_supported_devices = saved
+
+
+def memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The layout that kernels take from a tensor's strides: contiguous or channels last."""
+    found: torch.memory_format = torch._prims_common.suggest_memory_format(tensor)
+    return found

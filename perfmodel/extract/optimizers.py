@@ -30,7 +30,7 @@ def dense_optimizer(
     (torch/optim/optimizer.py, `_default_to_fused_or_foreach`).
     """
     made = chosen(name, _DENSE, "optimizer")
-    options = dict(options)
+    options = {"lr": _LEARNING_RATE, **options}
     if target == "cuda" and not options.get("fused") and options.get("foreach") is None:
         options["foreach"] = True
     return _with_state(made([{"params": list(parameters)}], **{"lr": _LEARNING_RATE, **options}))
@@ -39,6 +39,14 @@ def dense_optimizer(
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Tensors that live from step to step (moments, sums, step counters)."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def host_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Step counters that torch keeps in host memory: all but those of fused and capturable optimizers."""
+    group = optimizer.param_groups[0]
+    if group.get("fused") or group.get("capturable"):
+        return []
+    return [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
 
 
 def chosen(name: str, table: Mapping[str, Maker], key: str) -> Maker:

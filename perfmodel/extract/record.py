@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from perfmodel.extract import _torch, sparse
 from perfmodel.extract.lifetimes import StorageLog
 from perfmodel.extract.modules import ModulePaths
+from perfmodel.extract.stand_ins import corrected, stand_in
 from perfmodel.graph import Op, Phase, TensorSpec
 
 # Operators of the profiler's bookkeeping: no device runs anything for them.
@@ -34,6 +35,7 @@ HOST_SYNCS = frozenset(
         "aten._coalesce",
     }
 )
+Target = Literal["cuda", "cpu"]
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator"})
 
 
@@ -75,18 +77,19 @@ class _Call:
 class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch leaves __init_subclass__ untyped
     """Records ops while active. `phase` is set by the driver; `device` is where the step's tensors live.
 
-    An operator whose tensors all lie on the CPU while the step's lie elsewhere is host work (the step counters of
-    torch's optimizers) and is run without being recorded.
+    Work on host memory (the step counters of torch's optimizers) is run without being recorded if the target is CUDA.
     """
 
-    def __init__(self, paths: ModulePaths, device: str) -> None:
+    def __init__(self, paths: ModulePaths, device: str, target: Target) -> None:
         super().__init__()
         self.phase: Phase = "input"
         self.ops: list[Op] = []
         self.storages = StorageLog()
         self.paths = paths
         self._device = device
+        self._target = target
         self._paused = False
+        self._on_host: set[int] = set()
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
     def __torch_dispatch__(
@@ -105,7 +108,9 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
         if sparse.is_stolen_gradient(signature.name, args):
             signature, result = _STEAL, sparse.stolen(args[0])
         else:
-            result = (sparse.stand_in(signature.name, args) or func)(*args, **kwargs)
+            result = (stand_in(signature.name, args) or func)(*args, **kwargs)
+            if self._device == "meta":
+                result = corrected(signature.name, args, result, self._target)
         if signature.name == "aten._to_copy" and _crosses_to_host(result, self._device):
             return result
         self._append(signature, call, result)
@@ -190,11 +195,23 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
                 call.attrs[name] = _plain(value)
         return call
 
+    def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Says that these scalars lie in host memory, whatever their device is here."""
+        self._on_host.update(id(tensor) for tensor in tensors)
+
     def _is_host_work(self, value: Any) -> bool:
-        if self._device == "cpu":
+        """True for work on host memory only, on a target whose device has its own.
+
+        On the CPU as a target such work is the device's too, so it counts.
+        """
+        if self._target == "cpu":
             return False
         tensors = [tensor for _, tensor in _tensors("", value)]
-        return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+            return False
+        if self._device != "cpu":
+            return True
+        return any(id(t) in self._on_host for t in tensors) and all(t.dim() == 0 for t in tensors)
 
 
 def _is_bookkeeping_detach(name: str) -> bool:

@@ -25,7 +25,7 @@ class _SparseLoop(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
         for parameter in parameters:
             for name, shape in self.state_shapes.items():
-                zeros = torch.zeros(shape(parameter), dtype=parameter.dtype, device=parameter.device)
+                zeros = torch.zeros(shape(parameter), device=parameter.device)
                 self.state[parameter][name] = zeros
 
     @torch.no_grad()
@@ -68,17 +68,19 @@ class SparseAdam(_SparseLoop):
 
 
 class RowwiseAdagrad(_SparseLoop):
-    """Adagrad with one accumulator a row: the mean square of the row's gradient (facebookresearch/dlrm, RWSAdagrad)."""
+    """Adagrad with one accumulator a row: the mean square of the row's gradient (Gupta et al. 2014).
 
-    state_shapes: ClassVar[Mapping[str, Callable[[Tensor], tuple[int, ...]]]] = {"momentum": lambda p: (p.shape[0],)}
+    The operators are those of `perfmodel.models.training.RowwiseAdagrad`, which live runs use.
+    """
+
+    state_shapes: ClassVar[Mapping[str, Callable[[Tensor], tuple[int, ...]]]] = {"sum": lambda p: (p.shape[0],)}
 
     def _update(self, parameter: Tensor, gradient: Tensor, rate: float) -> None:
-        indices, values = gradient._indices(), gradient._values()
-        momentum = self.state[parameter]["momentum"]
-        added = _rows(indices, values.pow(2).mean(dim=1), momentum)
-        momentum.add_(added)
-        deviation = momentum.sparse_mask(added.coalesce())._values().sqrt_().add_(_EPSILON)
-        parameter.add_(_rows(indices, values / deviation.view(-1, 1), gradient), alpha=-rate)
+        rows, values = gradient.indices()[0], gradient.values()
+        sums = self.state[parameter]["sum"]
+        sums.index_add_(0, rows, values.pow(2).mean(dim=1))
+        spread = sums.index_select(0, rows).sqrt_().add_(_EPSILON)
+        parameter.index_add_(0, rows, values / spread.unsqueeze(1), alpha=-rate)
 
 
 def _rows(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from perfmodel.extract.failures import explained
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
 from perfmodel.extract.rewrites import attention, dropout, norm  # noqa: F401 -- each registers its routes
-from perfmodel.extract.rewrites.autocast import Autocast, autocast
+from perfmodel.extract.rewrites.autocast import Autocast, Casting, autocast
 from perfmodel.extract.rewrites.routing import Routing, routes
 from perfmodel.extract.rewrites.scaler import LossScale
 from perfmodel.extract.rewrites.tf32 import tf32
@@ -38,12 +38,14 @@ class _Step:
         self.values = values
         self.device = "meta" if values == "meta" else "cpu"
         self.paths = ModulePaths(built.module)
-        self.recorder = Recorder(self.paths, self.device)
+        self.recorder = Recorder(self.paths, self.device, target)
         self.parameters = dict(built.module.named_parameters())
         self.specs: dict[str, TensorSpec] = {}
         self.grad_op: dict[str, int] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.autocast = Autocast(target=target, recorder=self.recorder)
+        dtype = _AUTOCAST_DTYPE.get(built.precision)
+        whole_step = None if dtype is None else Casting(enabled=True, dtype=dtype)
+        self.autocast = Autocast(target=target, recorder=self.recorder, whole_step=whole_step)
         self.scale: LossScale | None = None
         self.routing = Routing(target=target, values=values, recorder=self.recorder)
 
@@ -80,11 +82,10 @@ class _Step:
     @contextmanager
     def mixed_precision(self) -> Iterator[None]:
         """The autocast region that training code puts round forward and loss in precision `amp_*`."""
-        dtype = _AUTOCAST_DTYPE.get(self.built.precision)
-        if dtype is None:
+        if self.autocast.whole_step is None:
             yield
             return
-        with torch.autocast(self.target, dtype=dtype):
+        with torch.autocast(self.target, dtype=self.autocast.whole_step.dtype):
             yield
 
     def forward(self) -> Any:
@@ -134,8 +135,11 @@ class _Step:
             self.optimizers.append(made)
         storages = self.recorder.storages
         for optimizer in self.optimizers:
+            counters = optimizers.host_counters(optimizer) if self.target == "cuda" else []
+            self.recorder.keep_on_host(counters)
+            on_host = {id(counter) for counter in counters}
             for tensor in optimizers.state_tensors(optimizer):
-                if tensor.device.type == self.device:
+                if id(tensor) not in on_host:
                     storages.number(tensor, kind="optimizer_state", born=-1)
 
     def optimize(self) -> None:
@@ -250,7 +254,7 @@ def _run(step: _Step, *, training: bool) -> None:
                 return
             loss = step.loss(output)
         step.backward(loss)
-    with _torch.unchecked_sparse():
+    with _torch.unchecked_sparse(), _torch.fused_optimizers_on_meta():
         step.make_optimizers()
         step.optimize()
     del output, loss

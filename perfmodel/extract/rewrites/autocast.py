@@ -61,22 +61,26 @@ class Casting:
 
 @dataclass(slots=True, kw_only=True)
 class Autocast:
-    """Autocast of one step: the regions entered so far, innermost last, and the weights cast in them."""
+    """Autocast of one step: the regions entered so far, innermost last, and the weights cast in them.
+
+    `whole_step` is the region round forward and loss; checkpointing enters it again where it recomputes.
+    """
 
     target: Literal["cuda", "cpu"]
     recorder: Recorder
+    whole_step: Casting | None = None
     regions: list[Casting] = field(default_factory=list)
     weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def region(self) -> Casting | None:
         """The casting in force: none in backward, except while checkpointing recomputes a forward."""
-        if not self.regions or not self.regions[-1].enabled:
-            return None
         if self.recorder.phase == "backward" and not torch.is_grad_enabled():
             self.weights.clear()
             return None
-        return self.regions[-1] if self.recorder.phase != "optimizer" else None
+        recompute = self.recorder.phase == "backward" and not self.regions
+        region = self.whole_step if recompute else self.regions[-1] if self.regions else None
+        return region if region is not None and region.enabled else None
 
 
 _ACTIVE: ContextVar[Autocast] = ContextVar("autocast")
@@ -103,10 +107,14 @@ def autocast(state: Autocast) -> Iterator[None]:
     operators = _policies("cuda").keys() | _policies("cpu").keys() | CUDA_BANNED
     _torch.CASTS.install({operator: _entry(operator) for operator in sorted(operators)})
     token = _ACTIVE.set(state)
+    dtype = torch.get_autocast_dtype(state.target)
     try:
         with _torch.CASTS.on(), _torch.autocast_regions({"meta", state.target}, _enter, _leave):
             yield
     finally:
+        state.regions.clear()
+        _tell_torch(state)
+        torch.set_autocast_dtype(state.target, dtype)
         _ACTIVE.reset(token)
 
 
@@ -114,13 +122,23 @@ def _enter(*, enabled: bool, dtype: torch.dtype | None) -> None:
     state = _ACTIVE.get()
     default = torch.float16 if state.target == "cuda" else torch.bfloat16
     state.regions.append(Casting(enabled=enabled, dtype=dtype or default))
+    _tell_torch(state)
 
 
 def _leave() -> None:
     state = _ACTIVE.get()
     state.regions.pop()
+    _tell_torch(state)
     if not state.regions:
         state.weights.clear()
+
+
+def _tell_torch(state: Autocast) -> None:
+    """Makes `torch.is_autocast_enabled` say what holds; checkpointing and model code ask. It casts nothing by itself."""
+    region = state.regions[-1] if state.regions else None
+    torch.set_autocast_enabled(state.target, region is not None and region.enabled)
+    if region is not None:
+        torch.set_autocast_dtype(state.target, region.dtype)
 
 
 def _entry(operator: str) -> Callable[..., Any]:
@@ -201,8 +219,11 @@ def _widest(args: tuple[Any, ...], dtype: torch.dtype) -> torch.dtype:
 def _cast(value: Any, dtype: torch.dtype, where: tuple[Autocast, Casting]) -> Any:
     if isinstance(value, dict):
         return {key: _cast(item, dtype, where) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_cast(item, dtype, where) for item in value)
+    if isinstance(value, tuple):
+        # The last argument is cast first: C++ evaluates the arguments of the call in that order (GCC).
+        return tuple(reversed([_cast(item, dtype, where) for item in reversed(value)]))
+    if isinstance(value, list):
+        return [_cast(item, dtype, where) for item in value]
     if not _is_eligible(value) or value.dtype == dtype:
         return value
     state, region = where
