@@ -23,7 +23,7 @@ from perfmodel.sim.sweep import sweep
 from perfmodel.sim.timeline import Timeline
 
 MAX_ITERATIONS = 256
-_LONGEST_CYCLE = 8  # iterations; longer repeating patterns are reported as not converged
+LONGEST_CYCLE = 8  # iterations; longer repeating patterns are reported as not converged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seam:
+class Seam:
     """What an iteration hands on: ends of `source` at `distance` iterations before free `target` after `lag`."""
 
     target: IntArray
@@ -88,7 +88,7 @@ def simulate_steady_compiled(
 ) -> Steady:
     """`simulate_steady` without the conversion; `duration_ps` replaces the programs' own durations."""
     durations = compiled.duration_ps if duration_ps is None else np.asarray(duration_ps, dtype=np.int64)
-    seam = _seam(compiled, carry_deps)
+    seam = seam_of(compiled, carry_deps)
     depth = int(seam.distance.max()) if len(seam.distance) else 1
     kept = np.unique(seam.source)
     ends: list[IntArray] = []  # by iteration, most recent last; no more than `depth` are read
@@ -98,7 +98,7 @@ def simulate_steady_compiled(
         timeline = _iterate(compiled, durations, seam, ends, timeline)
         ends = [*ends[-(depth - 1) :], timeline.end_ps] if depth > 1 else [timeline.end_ps]
         states.append(np.concatenate([e[kept] for e in ends] + [[timeline.finish_ps]]))
-        cycle = _cycle(states, depth)
+        cycle = cycle_of(states, depth)
         if cycle:
             growth = int((states[-1] - states[-1 - cycle]).max())
             return Steady(
@@ -117,12 +117,9 @@ def simulate_steady_compiled(
 
 
 def _iterate(
-    compiled: Compiled, durations: IntArray, seam: _Seam, ends: Sequence[IntArray], last: Timeline | None
+    compiled: Compiled, durations: IntArray, seam: Seam, ends: Sequence[IntArray], last: Timeline | None
 ) -> Timeline:
-    release = np.zeros(compiled.n_tasks, dtype=np.int64)
-    for distance in range(1, len(ends) + 1):
-        mine = seam.distance == distance
-        np.maximum.at(release, seam.target[mine], ends[-distance][seam.source[mine]] + seam.lag[mine])
+    release = release_after(seam, ends, compiled.n_tasks)
     ready, start, end = sweep(compiled, durations, release)
     return Timeline(
         compiled=compiled,
@@ -136,12 +133,21 @@ def _iterate(
     )
 
 
-def _cycle(states: Sequence[IntArray], depth: int) -> int:
+def release_after(seam: Seam, ends: Sequence[IntArray], n_tasks: int) -> IntArray:
+    """Earliest start of each task (ps) after iterations that ended at `ends`, the most recent last."""
+    release = np.zeros(n_tasks, dtype=np.int64)
+    for distance in range(1, len(ends) + 1):
+        mine = seam.distance == distance
+        np.maximum.at(release, seam.target[mine], ends[-distance][seam.source[mine]] + seam.lag[mine])
+    return release
+
+
+def cycle_of(states: Sequence[IntArray], depth: int) -> int:
     """Length of the repeating pattern that the last states show, or 0.
 
     The end of the iteration itself (the last component) must grow at the full rate: then the timeline is steady too.
     """
-    for cycle in range(1, _LONGEST_CYCLE + 1):
+    for cycle in range(1, LONGEST_CYCLE + 1):
         if len(states) < 2 * cycle + depth:
             return 0
         step = states[-1] - states[-1 - cycle]
@@ -150,7 +156,7 @@ def _cycle(states: Sequence[IntArray], depth: int) -> int:
     return 0
 
 
-def _seam(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> _Seam:
+def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     """Streams go on where they stopped; carry deps are checked and turned into global indices."""
     first = np.flatnonzero(compiled.wiring.prev < 0)
     is_last = np.ones(compiled.n_tasks, dtype=bool)
@@ -166,7 +172,7 @@ def _seam(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> _Seam:
             raise GraphError(f"carry dep {dep}: class {dep.cls} has {size} tasks; lag from 0, distance from 1")
         rows.append((tasks.start + dep.task, tasks.start + dep.on, dep.lag_ps, dep.distance))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return _Seam(columns[0], columns[1], columns[2], columns[3])
+    return Seam(columns[0], columns[1], columns[2], columns[3])
 
 
 def _stream_key(compiled: Compiled, task: int) -> tuple[int, int]:

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import GraphError
-from perfmodel.sim import COMPUTE, COPY, HOST, Program, Task, compile_programs, simulate
+from perfmodel.sim import COMM, COMPUTE, COPY, HOST, Program, Task, compile_programs, simulate
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
 from perfmodel.sim.launch import with_launch_queue
+from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.path import critical_path
 from perfmodel.sim.steady import CarryDep, simulate_steady, unrolled
+from perfmodel.sim.steady_overlap import simulate_overlapped_steady
 from tests.strategies import programs
 
 
@@ -164,3 +166,29 @@ def largest_cycle_mean(matrix):
             means = [Fraction(int(walks[n][j] - walks[k][j]), n - k) for k in range(n) if walks[k][j] != -np.inf]
             best = min(means) if best is None else max(best, min(means))
     return best
+
+
+@given(programs(max_classes=3, max_tasks=8))
+def test_without_slowdown_the_long_run_and_the_iterated_one_agree(case):
+    iterated, long = simulate_steady(case), simulate_overlapped_steady(case, OverlapModel())
+    if iterated.converged and long.converged:
+        assert long.iteration_ps == iterated.iteration_ps
+    assert check_timeline(long.timeline) == []
+
+
+def test_an_all_reduce_hidden_under_the_next_iteration_slows_its_compute():
+    """Compute 100, then a reduce of 60 that nothing waits for: it always runs beside the next iteration's compute.
+
+    At 5/4 and 1 the 60 of the reduce do 48 of the compute's 100, the other 52 run at full pace: 112 an iteration.
+    """
+    program = Program(
+        tasks=[Task(stream=COMPUTE, duration_ps=100), Task(stream=COMM, duration_ps=60, deps=((0, 0),), group=1)]
+    )
+    model = OverlapModel(compute_permille=1250)
+    assert simulate_overlapped_steady([program], model).iteration_ps == 112
+    each = OverlapModel(compute_permille=np.array([1250, 1000]))
+    steady = simulate_overlapped_steady([program], each)
+    assert (steady.iteration_ps, steady.converged, steady.timeline.makespan_ps) == (112, True, 112)
+    parts = breakdown(steady.timeline, 0)
+    assert (parts.compute_ps, parts.hidden_comm_ps, parts.idle_ps) == (112, 60, 0)
+    assert simulate_steady([program]).iteration_ps == 100
