@@ -1,0 +1,154 @@
+"""All-to-all and send/recv: every pair is a flow on its own route, and flows share links.
+
+Inside one unit the flows are followed exactly (max-min fair) for small groups; larger groups, and groups over several
+units, take as long as their busiest link needs, which is a lower bound that a well-scheduled exchange reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.collectives.flows import Flow, capacities, finish_times, flow_of
+from perfmodel.collectives.group import Group, Unit, unit_shape
+from perfmodel.topology import Link, Topology
+
+MAX_EXACT_RANKS = 16
+Matrix = NDArray[np.float64]
+
+
+def exchange_time(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+    """Time (s) for `send_bytes[i, j]` from the i-th to the j-th rank, all pairs at once, and the busiest link's name."""
+    if group.n_units == 1 and len(ranks) <= MAX_EXACT_RANKS:
+        return _exact(topology, ranks, send_bytes)
+    return _by_ends(topology, group, ranks, send_bytes)
+
+
+def uniform(n_ranks: int, n_bytes: float) -> Matrix:
+    """The matrix of an all_to_all with a send buffer of `n_bytes`: an n-th of it to every rank, its own part stays."""
+    matrix = np.full((n_ranks, n_ranks), n_bytes / n_ranks)
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+def shift(n_ranks: int, n_bytes: float) -> Matrix:
+    """The matrix of nccl-tests' sendrecv: every rank sends the whole buffer to the next."""
+    return n_bytes * np.roll(np.eye(n_ranks), 1, axis=1)
+
+
+def rooted(n_ranks: int, n_bytes: float, *, gather: bool) -> Matrix:
+    """The matrix of a gather to, or a scatter from, the first rank."""
+    matrix = np.zeros((n_ranks, n_ranks))
+    matrix[0, 1:] = n_bytes / n_ranks
+    return matrix.T if gather else matrix
+
+
+def _exact(topology: Topology, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+    flows: list[Flow] = []
+    routes: list[tuple[Link, ...]] = []
+    for i, j in np.argwhere(send_bytes > 0):
+        if i != j:
+            routes.append(topology.route(ranks[i], ranks[j]))
+            flows.append(flow_of(routes[-1], float(send_bytes[i, j])))
+    if not flows:
+        return 0.0, ""
+    time_s = float(finish_times(flows, capacities(routes)).max())
+    loads = _Loads()
+    for flow, links in zip(flows, routes, strict=True):
+        loads.add(links, flow.n_bytes)
+    return time_s, loads.busiest()[1]
+
+
+class _Loads:
+    """Bytes that each shared resource carries."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, float] = {}
+        self._link: dict[str, Link] = {}
+
+    def add(self, links: Sequence[Link], n_bytes: float) -> None:
+        for link in links:
+            self._bytes[link.resource] = self._bytes.get(link.resource, 0.0) + n_bytes
+            self._link.setdefault(link.resource, link)
+
+    def busiest(self) -> tuple[float, str]:
+        """Seconds of the resource that needs longest, and the name of a link of it."""
+        times = {name: n_bytes / self._link[name].bandwidth_bytes_per_s for name, n_bytes in self._bytes.items()}
+        name = max(times, key=lambda key: (times[key], key), default="")
+        return (times[name], self._link[name].name) if name else (0.0, "")
+
+
+def _by_ends(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+    """Loads counted at each rank's ends: inside its unit pair by pair, to other units summed. One unit of each equal sort."""
+    place = {rank: index for index, rank in enumerate(ranks)}
+    indices = [np.array([place[rank] for rank in unit]) for unit in group.units]
+    sent, received = send_bytes.sum(axis=1), send_bytes.sum(axis=0)
+    worst: tuple[float, str] = (0.0, "")
+    seen: set[object] = set()
+    for number, (unit, index) in enumerate(zip(group.units, indices, strict=True)):
+        inside = send_bytes[np.ix_(index, index)]
+        out, back = sent[index] - inside.sum(axis=1), received[index] - inside.sum(axis=0)
+        key = (unit_shape(topology, unit), inside.tobytes(), out.tobytes(), back.tobytes())
+        if key in seen:
+            continue
+        seen.add(key)
+        other = group.units[(number + 1) % group.n_units]
+        worst = max(worst, _unit_load(topology, unit, other, (inside, out, back)))
+    return max(worst, _uplink_load(topology, group, ranks, send_bytes)) if group.n_units > 1 else worst
+
+
+def _unit_load(
+    topology: Topology, unit: Unit, other: Unit, n_bytes: tuple[Matrix, Matrix, Matrix]
+) -> tuple[float, str]:
+    inside, out, back = n_bytes
+    loads = _Loads()
+    for i, first in enumerate(unit):
+        for j, second in enumerate(unit):
+            if i != j and inside[i, j] > 0:
+                loads.add(topology.route(first, second), float(inside[i, j]))
+    if other != unit:
+        for i, rank in enumerate(unit):
+            peer = other[i % len(other)]
+            loads.add(_near_end(topology, rank, topology.route(rank, peer)), float(out[i]))
+            loads.add(_near_end(topology, rank, topology.route(peer, rank)), float(back[i]))
+    return loads.busiest()
+
+
+def _near_end(topology: Topology, rank: int, links: Sequence[Link]) -> list[Link]:
+    """The part of a route that belongs to a rank's own host, its port at the leaf included."""
+    home = f"h{topology.ranks[rank].host}/"
+    return [link for link in links if link.source.startswith(home) or link.target.startswith(home)]
+
+
+def _uplink_load(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+    """Bytes that leave each leaf switch, over its uplink; nothing where one leaf holds all NICs."""
+    unit_of = np.empty(len(ranks), dtype=int)
+    place = {rank: index for index, rank in enumerate(ranks)}
+    for number, unit in enumerate(group.units):
+        unit_of[[place[rank] for rank in unit]] = number
+    leaves = [topology.network.leaf_of(topology.ranks[rank].nics[0]) for rank in ranks]
+    names = sorted(set(leaves))
+    if len(names) == 1:
+        return 0.0, ""
+    leaf_of = np.array([names.index(leaf) for leaf in leaves])
+    crossing = (leaf_of[:, None] != leaf_of[None, :]) & (unit_of[:, None] != unit_of[None, :])
+    moved = np.where(crossing, send_bytes, 0.0)
+    out, back = np.bincount(leaf_of, moved.sum(axis=1)), np.bincount(leaf_of, moved.sum(axis=0))
+    worst: tuple[float, str] = (0.0, "")
+    for number in range(len(names)):
+        here = np.flatnonzero(leaf_of == number)
+        pairs = np.argwhere(crossing[here])
+        if not len(pairs):
+            continue
+        first, second = ranks[int(here[pairs[0][0]])], ranks[int(pairs[0][1])]
+        for route, n_bytes in (
+            (topology.route(first, second), out[number]),
+            (topology.route(second, first), back[number]),
+        ):
+            name = names[number]
+            up = [k for k in route if k.source.startswith("net/") and k.target.startswith("net/")]
+            for link in (k for k in up if name in (k.source, k.target)):
+                worst = max(worst, (float(n_bytes) / link.bandwidth_bytes_per_s, link.name))
+    return worst

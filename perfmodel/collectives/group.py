@@ -1,0 +1,135 @@
+"""What a group of ranks looks like to a collective: units of near ranks, rings inside them, NICs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from perfmodel.collectives.rings import Lane, best_rings
+from perfmodel.topology import Link, PathKind, RankPlace, Topology
+
+Unit = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A group of ranks on a machine.
+
+    A unit is what NCCL calls a node: the ranks of one host, or of one NVLink domain where NVSwitches join hosts.
+
+    Attributes:
+        n_ranks: size of the group.
+        units: its units, each with its ranks.
+        intra: the lane inside the units (the slowest of them); None where every unit is one rank.
+        inter: the lane between units; None where there is one unit.
+        n_nics: NICs that a unit uses (the fewest).
+        device: the device of its first rank, for what depends on the GPU's generation.
+    """
+
+    n_ranks: int
+    units: tuple[Unit, ...]
+    intra: Lane | None
+    inter: Lane | None
+    n_nics: int
+    device: str
+
+    @property
+    def n_units(self) -> int:
+        """Number of units."""
+        return len(self.units)
+
+    @property
+    def per_unit(self) -> int:
+        """Ranks of the fullest unit."""
+        return max(len(unit) for unit in self.units)
+
+
+@lru_cache(maxsize=256)
+def group_of(topology: Topology, ranks: tuple[int, ...]) -> Group:
+    """The group's units and lanes. Raises TopologyError where two members have no path."""
+    units = _units([topology.ranks[rank] for rank in ranks])
+    inter, n_nics = _inter_lane(topology, units) if len(units) > 1 else (None, 0)
+    return Group(
+        n_ranks=len(ranks),
+        units=units,
+        intra=_intra_lane(topology, units),
+        inter=inter,
+        n_nics=n_nics,
+        device=topology.ranks[ranks[0]].device,
+    )
+
+
+def _units(places: Sequence[RankPlace]) -> tuple[Unit, ...]:
+    hosts_of_domain: dict[int, set[int]] = {}
+    for place in places:
+        hosts_of_domain.setdefault(place.nvlink_domain, set()).add(place.host)
+    wide = {domain for domain, hosts in hosts_of_domain.items() if len(hosts) > 1}
+    units: dict[tuple[bool, int], list[int]] = {}
+    for place in places:
+        key = (True, place.nvlink_domain) if place.nvlink_domain in wide else (False, place.host)
+        units.setdefault(key, []).append(place.rank)
+    return tuple(tuple(members) for members in units.values())
+
+
+def unit_shape(topology: Topology, unit: Unit) -> tuple[tuple[int, int, int], ...]:
+    """Equal for units that are equal parts of equal hosts, in equal order."""
+    places = [topology.ranks[rank] for rank in unit]
+    first = places[0].host
+    return tuple((topology.host_kind(p.host), p.host - first, p.local_rank) for p in places)
+
+
+def _intra_lane(topology: Topology, units: Sequence[Unit]) -> Lane | None:
+    kinds = {unit_shape(topology, unit): unit for unit in reversed(units) if len(unit) > 1}
+    lanes = [best_rings(topology, unit) for unit in kinds.values()]
+    return min(lanes, key=lambda lane: (lane.bus_bytes_per_s, lane.link.name), default=None)
+
+
+def _inter_lane(topology: Topology, units: Sequence[Unit]) -> tuple[Lane, int]:
+    """The lane from each unit to the next, the slowest of them, and the fewest NICs that a unit uses."""
+    steps = {}
+    for unit, following in zip(units, (*units[1:], units[0]), strict=True):
+        key = (unit_shape(topology, unit), unit_shape(topology, following), _same_leaf(topology, unit[0], following[0]))
+        steps.setdefault(key, (unit, following))
+    lanes = [_step_lane(topology, *step) for step in steps.values()]
+    slowest = min(lanes, key=lambda lane: (lane[0].bus_bytes_per_s, lane[0].link.name))
+    return slowest[0], min(n_nics for _, n_nics in lanes)
+
+
+def _same_leaf(topology: Topology, first: int, second: int) -> bool:
+    nics = topology.ranks[first].nics, topology.ranks[second].nics
+    if not (nics[0] and nics[1]):
+        return False
+    return topology.network.leaf_of(nics[0][0]) == topology.network.leaf_of(nics[1][0])
+
+
+def _step_lane(topology: Topology, unit: Unit, following: Unit) -> tuple[Lane, int]:
+    """One flow per NIC of a unit to the NIC of its place in the next unit, all at once."""
+    senders, receivers = _first_by_nic(topology, unit), _first_by_nic(topology, following)
+    n_flows = min(len(senders), len(receivers))
+    pairs = [topology.pair(a, b) for a, b in zip(senders[:n_flows], receivers[:n_flows], strict=True)]
+    load: dict[str, int] = {}
+    named: dict[str, Link] = {}
+    for pair in pairs:
+        for link in pair.links:
+            load[link.resource] = load.get(link.resource, 0) + 1
+            named.setdefault(link.resource, link)
+    tightest = min(load, key=lambda name: (named[name].bandwidth_bytes_per_s / load[name], name))
+    lane = Lane(
+        bus_bytes_per_s=n_flows * named[tightest].bandwidth_bytes_per_s / load[tightest],
+        hop_s=max(pair.latency_s for pair in pairs),
+        link=named[tightest],
+        kind=PathKind.NETWORK,
+        orders=(),
+    )
+    return lane, n_flows
+
+
+def _first_by_nic(topology: Topology, unit: Unit) -> list[int]:
+    """The first rank of each NIC that the unit's ranks use; the unit's first rank where there are no NICs."""
+    firsts: dict[str, int] = {}
+    for rank in unit:
+        nics = topology.ranks[rank].nics
+        if nics:
+            firsts.setdefault(nics[0], rank)
+    return list(firsts.values()) or [unit[0]]
