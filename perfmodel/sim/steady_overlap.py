@@ -43,9 +43,7 @@ def simulate_overlapped_steady(
         ends = [_iteration(run.end_ps, compiled, long, k) for k in range(n - _TAIL)]
         depth = int(seam.distance.max()) if len(seam.distance) else 1
         states = _states(ends, np.unique(seam.source), depth)
-        cycle = next(
-            (c for c in (cycle_of(states[:k], depth) for k in range(len(states), len(states) - 2, -1)) if c), 0
-        )
+        cycle = cycle_of(states, depth)
         if cycle or 2 * n > max_iterations:
             break
         n *= 2
