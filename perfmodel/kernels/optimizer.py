@@ -48,10 +48,10 @@ def launches(sizes: Sequence[int], depth: int) -> list[list[int]]:
 
 def multi_tensor(first: Sequence[TensorSpec], *, read_bytes: int, write_bytes: int, flops: int, depth: int) -> Calls:
     """The launches over lists of tensors shaped like `first`; work is shared out by elements, exactly in total."""
-    groups = launches([spec.n_elems for spec in first], depth)
     total = sum(spec.n_elems for spec in first)
+    known: dict[tuple[Work, int], KernelCall] = {}  # equal launches share one call, which is then priced once
     calls, done = [], 0
-    for group in groups:
+    for group in launches([spec.n_elems for spec in first], depth):
         start, done = done, done + sum(group)
         work = Work(
             flops=_share(flops, start, done, total),
@@ -59,7 +59,8 @@ def multi_tensor(first: Sequence[TensorSpec], *, read_bytes: int, write_bytes: i
             write_bytes=_share(write_bytes, start, done, total),
         )
         features = {"n_elems": float(done - start), "n_tensors": float(len(group))}
-        calls.append(KernelCall(family="optimizer", work=work, dtype=first[0].dtype, features=features))
+        call = KernelCall(family="optimizer", work=work, dtype=first[0].dtype, features=features)
+        calls.append(known.setdefault((work, len(group)), call))
     return tuple(calls)
 
 

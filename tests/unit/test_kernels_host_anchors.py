@@ -1,0 +1,28 @@
+"""Host time of whole forward passes against published times of runs that the host binds (the figures were set by these)."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from perfmodel.config import load_model
+from perfmodel.db import load_device
+from perfmodel.extract import trace
+from perfmodel.kernels import host_cost_s, price
+from perfmodel.models import build
+
+with (Path(__file__).parents[1] / "golden" / "host_anchors.csv").open() as file:
+    ROWS = list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["model"])
+def test_forward_host_time(row):
+    keys = ("precision", "attention")
+    overrides = {key: row[key] for key in keys} | {key: int(row[key]) for key in ("batch_size", "sequence_length")}
+    if row["model"] == "bert_base":
+        overrides |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # the published run is inference
+    graph = trace(build(load_model(row["model"], overrides)), training=False)
+    device = load_device(row["device"])
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    host_s = sum(host_cost_s(op, len(found), device) for op, found in zip(ops, price(ops, device), strict=True))
+    assert host_s == pytest.approx(float(row["measured_s"]), rel=float(row["tolerance"]))
