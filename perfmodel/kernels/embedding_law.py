@@ -1,0 +1,101 @@
+"""The law of embedding kernels: what comes from memory, from L2 and over the host link, and what the threads can keep busy.
+
+With h the share of gathered bytes that the device's L2 serves from reuse within the batch (`hit_<k>`, interpolated at the
+L2's size times `l2_share`), rows of r bytes reach r / (r + half_row_bytes) of the random-access bandwidth:
+
+    memory   = (stream / stream_eff + (1 - h) rows / (random_eff f(r)) + rmw / (rmw_eff f(r))) / bandwidth
+    cache    = (stream + rows + rmw) / (l2_bandwidth l2_eff)
+    threads  = elements / (SMs clock gather_rate)                  PyTorch's gather moves one element per thread and step
+    latency  = waves of bags * pooling * step_s                    a bag's rows are added one after the other
+    link     = bytes over the host link / (link bandwidth link_eff), the larger direction
+    time     = floor + max(memory, cache, threads, latency) + link
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfmodel.db.device import Device
+from perfmodel.estimate import Estimate
+from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
+from perfmodel.kernels.embedding import CACHE_MIB, GATHER, POOL
+from perfmodel.kernels.registry import KernelCall, kernel_family
+from perfmodel.units import MEBI
+
+LAW = "embedding/1"
+
+WARPS_PER_SM = 48.0  # resident at the occupancy of these kernels (nvprof, V100: 0.95 of 64 at best)
+LANE_BYTES = 16.0  # a lane loads 16 bytes at a time, so a row of r bytes takes r / 512 warps
+WARP_BYTES = 32 * LANE_BYTES
+
+_NAMES = (
+    "stage", "lookups", "bags", "pooling", "row_bytes", "row_bytes_total", "stream_bytes", "rmw_bytes", "link_bytes", "elems",
+)  # fmt: skip
+
+
+def hit_share(columns: Mapping[str, Floats], cache_bytes: float) -> Floats:
+    """Share of the gathered bytes that a cache of `cache_bytes` serves: linear in the logarithm of the size."""
+    position = float(np.log2(max(cache_bytes / MEBI, 1.0)))
+    sizes = np.log2(np.array(CACHE_MIB, dtype=np.float64))
+    upper = int(np.clip(np.searchsorted(sizes, position), 1, len(sizes) - 1))
+    weight = float(np.clip((position - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0))
+    low, high = (columns[f"hit_{CACHE_MIB[i]}"] for i in (upper - 1, upper))
+    result: Floats = low + weight * (high - low)
+    return result
+
+
+def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
+    """Feature columns of the calls; `vectorised` and `in_host` are 0 where a rule did not set them."""
+    names = (*_NAMES, *(f"hit_{mib}" for mib in CACHE_MIB))
+    table = np.array([[call.features[name] for name in names] for call in calls]).T
+    found: dict[str, Floats] = dict(zip(names, table, strict=True))
+    for name in ("vectorised", "in_host"):
+        found[name] = np.array([call.features.get(name, 0.0) for call in calls])
+    return found
+
+
+def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawResult:
+    """The module's formula for calls on one device."""
+    p, f = segment.parameters, columns_of(calls)
+    hits = hit_share(f, device.l2_bytes * p["l2_share"])
+    missed = (1.0 - hits) * f["row_bytes_total"]
+    near = 1.0 - f["in_host"]
+    reach = f["row_bytes"] / (f["row_bytes"] + p["half_row_bytes"])
+    memory = (
+        f["stream_bytes"] / p["stream_eff"]
+        + near * (missed / p["random_eff"] + f["rmw_bytes"] / p["rmw_eff"]) / np.maximum(reach, 1e-9)
+    ) / device.memory_bytes_per_s
+    moved = f["stream_bytes"] + f["row_bytes_total"] + f["rmw_bytes"]
+    cache = moved / (device.l2_bytes_per_s * p["l2_eff"])
+    rate = device.n_sms * device.clock_hz * p["gather_rate"]
+    threads = np.where((f["stage"] == GATHER) & (f["vectorised"] == 0), f["elems"] / rate, 0.0)
+    latency = np.where(f["stage"] == POOL, _latency_s(p, f, device), 0.0)
+    far = np.maximum(missed, 0.5 * f["rmw_bytes"]) * f["in_host"] / p["uvm_eff"] + f["link_bytes"] / p["link_eff"]
+    link = far / device.host_link_bytes_per_s
+    body = np.maximum(np.maximum(memory, cache), np.maximum(threads, latency))
+    time_s = p["floor_s"] + body + link
+    return LawResult(
+        time_s=time_s,
+        features=np.column_stack([np.log(time_s)]),
+        ranged={"lookups": np.maximum(f["lookups"], 1.0), "row_bytes": np.maximum(f["row_bytes"], 1.0)},
+    )
+
+
+def _latency_s(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> Floats:
+    warps = f["bags"] * np.maximum(f["row_bytes"] / WARP_BYTES, 0.25)
+    waves = np.ceil(warps / (device.n_sms * WARPS_PER_SM))
+    result: Floats = waves * f["pooling"] * p["step_s"]
+    return result
+
+
+def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: Device) -> Segment | None:
+    """The one segment of the fit."""
+    return segments.get("rows")
+
+
+@kernel_family("embedding")
+def embedding_family(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
+    """Estimates of embedding kernels by the device's fit, or by roofline without one."""
+    return price_by_segments(calls, device, "embedding", LAW, (choose_segment, law))

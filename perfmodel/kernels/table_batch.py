@@ -1,0 +1,190 @@
+"""Batched embedding tables with a fused optimizer, as FBGEMM's table-batched operators run them, in device or host memory.
+
+`forward_calls` and `backward_calls` take tables (or shards of them) and a batch, for callers without a graph; the ops
+`perfmodel.batched_embedding` and `perfmodel.batched_embedding_backward` carry the same in attributes:
+`tables` (a list of mappings with the fields of TableAccess), `batch`, `optimizer`, `placement`, `cache_load_factor`, `pooled`.
+
+Placement: `hbm` (device memory), `uvm` (host memory, rows cross the link whenever L2 lacks them), `uvm_caching` (host memory
+behind a row cache of `cache_load_factor` of the rows in device memory: missing rows are fetched before the lookup and as
+many are written back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from perfmodel.estimate import Work
+from perfmodel.graph import Op, TableAccess
+from perfmodel.kernels.elementwise import PIPE
+from perfmodel.kernels.embedding import (
+    FAMILY,
+    GATHER,
+    POOL,
+    UPDATE,
+    Lookups,
+    call_features,
+    lookups_of,
+    radix_sort,
+    segments,
+)
+from perfmodel.kernels.index import INDEX_BYTES
+from perfmodel.kernels.registry import KernelCall, kernel_rule
+
+Calls = tuple[KernelCall, ...]
+Placement = Literal["hbm", "uvm", "uvm_caching"]
+
+# Bytes of optimizer state per row, as multiples of the row in fp32 and bytes of its own (FBGEMM, OptimType).
+STATE: Mapping[str, tuple[int, int]] = {
+    "sgd": (0, 0),
+    "adagrad": (1, 0),
+    "rowwise_adagrad": (0, 4),
+    "adam": (2, 0),
+    "partial_rowwise_adam": (1, 4),
+    "lamb": (2, 0),
+}
+# FLOPs of the update of one element, from the update formulas (a square root or division is one).
+UPDATE_FLOPS: Mapping[str, int] = {
+    "sgd": 2, "adagrad": 6, "rowwise_adagrad": 4, "adam": 14, "partial_rowwise_adam": 10, "lamb": 18,
+}  # fmt: skip
+STATE_ITEMSIZE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableBatch:
+    """Tables that one operator looks up for `batch` samples, and how.
+
+    `warm_batches`: batches that a row cache has served before; infinite in steady state.
+    """
+
+    tables: tuple[TableAccess, ...]
+    batch: int
+    placement: Placement = "hbm"
+    cache_load_factor: float = 0.2  # FBGEMM's default
+    optimizer: str = "sgd"
+    pooled: bool = True
+    output_itemsize_bytes: int = 4
+    warm_batches: float = float("inf")
+
+    def lookups(self) -> tuple[Lookups, ...]:
+        """Lookups of each table."""
+        return tuple(lookups_of(table, self.batch) for table in self.tables)
+
+    def out_elems(self) -> float:
+        """Elements of the output: one row per bag, or per lookup if nothing is pooled."""
+        bags = [self.batch if self.pooled else self.batch * table.pooling_factor for table in self.tables]
+        return float(sum(n * table.dim for n, table in zip(bags, self.tables, strict=True)))
+
+    def state_bytes(self, table: TableAccess) -> int:
+        """Bytes of optimizer state of one row."""
+        per_elem, own = STATE[self.optimizer]
+        return per_elem * table.dim * STATE_ITEMSIZE_BYTES + own
+
+
+def forward_calls(tables: TableBatch) -> Calls:
+    """One lookup kernel over all tables; behind a row cache also the lookup of what is missing and its transfer."""
+    found = tables.lookups()
+    n = sum(one.n_lookups for one in found)
+    if n < 1:
+        return ()
+    out_bytes = tables.out_elems() * tables.output_itemsize_bytes
+    weights = [one.n_lookups for one, table in zip(found, tables.tables, strict=True) if table.weighted]
+    small = n * INDEX_BYTES + sum(one.n_bags for one in found) * INDEX_BYTES + sum(weights) * STATE_ITEMSIZE_BYTES
+    gathered = sum(one.n_lookups * one.row_bytes for one in found)
+    flops = sum(one.n_lookups * table.dim for one, table in zip(found, tables.tables, strict=True)) * tables.pooled
+    work = Work(flops=round(flops), read_bytes=round(gathered + small), write_bytes=round(out_bytes))
+    stage = POOL if tables.pooled else GATHER
+    features = call_features(found, stage, stream_bytes=small + out_bytes, elems=tables.out_elems())
+    features["vectorised"] = 1.0
+    if tables.placement == "uvm":
+        features["in_host"] = 1.0
+    lookup = KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features)
+    return (*_prefetch(tables, found), lookup)
+
+
+def _prefetch(tables: TableBatch, found: Sequence[Lookups]) -> Calls:
+    """Behind a row cache: distinct rows of the batch (a sort), then missing rows in and evicted rows out over the link."""
+    if tables.placement != "uvm_caching":
+        return ()
+    n = sum(one.n_lookups for one in found)
+    rows_total = sum(one.rows for one in found)
+    moved, unique = 0.0, 0.0
+    for one in found:
+        missing = one.misses(tables.cache_load_factor * one.rows, tables.warm_batches * one.n_lookups)
+        moved += missing * one.row_bytes
+        unique += one.unique
+    if moved < 1.0:
+        return (*radix_sort(n, rows_total), *segments(n))
+    work = Work(read_bytes=round(moved), write_bytes=round(moved))
+    features = call_features((), GATHER, stream_bytes=2.0 * moved, elems=0.0)
+    features |= {"link_bytes": moved, "lookups": unique, "vectorised": 1.0}
+    return (
+        *radix_sort(n, rows_total),
+        *segments(n),
+        KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features),
+    )
+
+
+def backward_calls(tables: TableBatch) -> Calls:
+    """A sort of the lookups by row, run boundaries, then one kernel that sums each row's gradients and updates it."""
+    found = tables.lookups()
+    n = sum(one.n_lookups for one in found)
+    if n < 1:
+        return ()
+    read, rmw, flops, sources = 0.0, 0.0, 0.0, []
+    for one, table in zip(found, tables.tables, strict=True):
+        gradient_row = table.dim * tables.output_itemsize_bytes
+        unique = one.unique
+        read += one.n_lookups * gradient_row
+        rmw += unique * (one.row_bytes + tables.state_bytes(table))
+        flops += one.n_lookups * table.dim + unique * table.dim * UPDATE_FLOPS[tables.optimizer]
+        bags = one.n_bags if tables.pooled else one.n_lookups
+        sources.append(Lookups(rows=max(int(bags), 1), n_lookups=one.n_lookups, n_bags=unique, row_bytes=gradient_row))
+    small = 2 * n * INDEX_BYTES
+    work = Work(flops=round(flops), read_bytes=round(read + rmw + small), write_bytes=round(rmw))
+    features = call_features(sources, UPDATE, stream_bytes=small, elems=0.0)
+    features |= {"rmw_bytes": 2.0 * rmw, "unique": sum(one.unique for one in found), "vectorised": 1.0}
+    if tables.placement == "uvm":
+        features["in_host"] = 1.0
+    update = KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features)
+    return (*radix_sort(n, sum(one.rows for one in found)), *segments(n), update)
+
+
+def table_lookup_work(table: TableAccess, batch: int, *, backward: bool = False, optimizer: str = "sgd") -> Work:
+    """FLOPs and bytes of looking up one table for `batch` samples, or of its backward with a fused update.
+
+    Args:
+        table: rows, dim, pooling factor and index distribution (a shard is a table of its own).
+        batch: samples of one iteration that look up this table.
+        backward: the gradient and update kernels instead of the forward kernel.
+        optimizer: a key of STATE.
+    """
+    tables = TableBatch(tables=(table,), batch=batch, optimizer=optimizer)
+    calls = backward_calls(tables) if backward else forward_calls(tables)
+    return sum((call.work for call in calls), Work())
+
+
+def _table(fields: Mapping[str, Any], index: int) -> TableAccess:
+    pairs = tuple((float(count), float(accesses)) for count, accesses in fields.get("histogram") or ())
+    known = {**fields, "parameter": fields.get("parameter", f"table{index}"), "histogram": pairs}
+    return TableAccess(**known)
+
+
+def _batch_of(op: Op) -> TableBatch:
+    attrs = op.attrs
+    tables = tuple(_table(fields, i) for i, fields in enumerate(attrs["tables"]))
+    given = {name: attrs[name] for name in ("placement", "cache_load_factor", "optimizer", "pooled") if name in attrs}
+    return replace(TableBatch(tables=tables, batch=int(attrs["batch"])), **given)
+
+
+@kernel_rule("perfmodel.batched_embedding")
+def batched_embedding(op: Op) -> Calls:
+    """See the module and `forward_calls`."""
+    return forward_calls(_batch_of(op))
+
+
+@kernel_rule("perfmodel.batched_embedding_backward")
+def batched_embedding_backward(op: Op) -> Calls:
+    """See the module and `backward_calls`."""
+    return backward_calls(_batch_of(op))
