@@ -29,8 +29,9 @@ def topo() -> None:
 @click.option("--nic", "nic_kind", help="infiniband_edr, _hdr, _ndr, _xdr, infiniband, roce or tcp.")
 @click.option("--nic-rate", help="Line rate of a NIC, such as 100 Gbit/s, where --nic does not say it.")
 @click.option("--name", default="imported", show_default=True, help="Name of the topology.")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Number of such hosts.")
 @click.option("--out", "out_path", type=click.Path(dir_okay=False), help="Write here instead of to stdout.")
-def import_command(matrix: str, *, device: str, out_path: str | None, **options: str | None) -> None:
+def import_command(matrix: str, *, device: str, nodes: int, out_path: str | None, **options: str | None) -> None:
     """Turn the text of `nvidia-smi topo -m` (MATRIX, or - for stdin) into a topology file.
 
     What the matrix cannot tell stands in comments above the result, and on stderr.
@@ -47,7 +48,7 @@ def import_command(matrix: str, *, device: str, out_path: str | None, **options:
         p2p_text=_read(p2p_path) if p2p_path else None,
         nic=NicChoice(kind=options["nic_kind"], bandwidth=options["nic_rate"]) if options["nic_kind"] else None,
     )
-    text = dump_topology(imported.spec, imported.notes)
+    text = dump_topology(imported.spec.with_nodes(nodes), imported.notes)
     for note in imported.notes:
         click.echo(f"note: {note}", err=True)
     if out_path is None:

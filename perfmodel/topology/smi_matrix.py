@@ -138,6 +138,8 @@ def _check_row(row: str, cells: Sequence[str], names: Sequence[str], label: re.P
             raise TopologyError(f"matrix: {row} to {name}: found {cell!r}, allowed {allowed}")
         if (cell == "X") != (row == name):
             raise TopologyError(f"matrix: {row} to {name}: found {cell!r}; X stands for a device and itself only")
+        if cell.startswith("NV") and not (_GPU.fullmatch(row) and _GPU.fullmatch(name)):
+            raise TopologyError(f"matrix: {row} to {name}: found {cell!r}, but NVLink joins GPUs only")
     if len(cells) < len(names):
         raise TopologyError(f"matrix: row {row} has {len(cells)} labels for {len(names)} columns")
 

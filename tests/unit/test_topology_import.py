@@ -1,11 +1,14 @@
 """Real matrices, and what the people who posted them found. Expected values are read off the posts, not off our code."""
 
 from collections import Counter
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 
 import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel.config import TopologySpec, load_topology
 from perfmodel.config.topology_text import dump_topology
@@ -284,6 +287,27 @@ def test_labels_are_the_printed_ones() -> None:
             if label.startswith("NV"):
                 assert box.pair(a, b).kind in (PathKind.NVLINK, PathKind.NVSWITCH)
                 assert box.route(a, b)[0].n_lanes == int(label[2:])
+
+
+@given(st.text(st.sampled_from("GPU01NIC XVSYHBOD4\t\n-,\x1b[m"), max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_matrix_or_a_topology_error(text: str) -> None:
+    try:
+        matrix = parse_smi_matrix(text)
+    except TopologyError:
+        return
+    assert matrix.gpus
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["", " ", "\n", "X", "NV4", "SYS", "GPU1", "\t\t"]), st.integers(0, 30))
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_matrix_is_read_or_refused_in_words(at: int, patch: str, cut: int) -> None:
+    rows = ["\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity", "GPU0\t X \tNV4\tSYS\tPIX\t0-7\t0"]
+    rows += ["GPU1\tNV4\t X \tPHB\tSYS\t8-15\t1", "GPU2\tSYS\tPHB\t X \tSYS\t8-15\t1", "NIC0\tPIX\tSYS\tSYS\t X "]
+    text = "\n".join(rows)
+    at %= len(text)
+    with suppress(TopologyError):
+        build_topology(import_smi(text[:at] + patch + text[at + cut :], device="a100").spec)
 
 
 @pytest.mark.parametrize(
