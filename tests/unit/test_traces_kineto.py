@@ -83,7 +83,6 @@ def test_a_missing_or_cut_off_file_gives_one_clear_line(tmp_path):
 # Counted in the files with another reader (grep of the JSON): device spans, calls, steps, collectives.
 REAL = {
     "resnet50_ddp_a100x2_rank0_3steps.json.gz": (3774, 8740, 3, 21),
-    "recsys_a100x8_rank3_6steps.json.gz": (9450, 24692, 6, 60),
     "trace_resnet50_v100_2steps.json.gz": (3086, 4028, 2, 0),
     "alexnet_a100_critical_path.json.gz": (98, 361, 0, 0),
 }
