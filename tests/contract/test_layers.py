@@ -29,7 +29,7 @@ ALSO = {
     "extract": {"graph", "config", "errors", "units", "models"},
     "__init__": set(LEVEL) | {"api"},
 }
-ONLY = {"sim": {"errors", "units"}}  # the simulator knows no tensors, devices or YAML
+ONLY = {"sim": {"errors", "units", "metrics"}}  # the simulator knows no tensors, devices or YAML
 LAZY = {"models": {"pipeline", "validate", "api", "cli"}, "extract": {"pipeline", "validate", "api", "cli"}}
 TORCH_ROOMS = {"models", "extract", "validate"}
 
