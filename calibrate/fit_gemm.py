@@ -1,7 +1,7 @@
 """Fits the gemm family to public measurements: `python -m calibrate.fit_gemm DATA_DIR [DEVICE ...]`.
 
-Reads `aic_gemm_bf16_*` (device times, so no measurement floor) and `neusight_gemm_fp32` (eager calls timed with events: the
-floor is fitted with the law) from DATA_DIR, and writes `kernels_db/<device>/gemm.fit.yaml` with its arrays.
+Reads `aic_gemm_bf16_*` and `vidur_mlp_ops_fp16` (device times, so no measurement floor) and `neusight_gemm_fp32` (eager
+calls timed with events: the floor is fitted with the law) from DATA_DIR, and writes `kernels_db/<device>/gemm.fit.yaml` with its arrays.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ NEUSIGHT = {
     "licence": "MIT (c) 2025 Georgia Institute of Technology and Microsoft Corporation",
 }
 
+VIDUR = {
+    "source": "microsoft/vidur, vidur_mlp_ops_fp16 (kernel durations from profiler traces, median of repeats)",
+    "commit": "7d47513363ec447a741ac5e47241580b47724fbf",
+    "licence": "MIT (c) Microsoft",
+}
+SOURCES = {"bf16_tensor": AIC, "fp16_tensor": VIDUR, "fp32": NEUSIGHT, "fp32_batched": NEUSIGHT}
+
 # Whose measurements a device's unmeasured segments come from, and whether it is the same silicon (then the correction
 # holds as well): the datasheets name the chips (GA100, GH100, AD102 and AD104 of one compute capability).
 BORROWED: Mapping[str, Mapping[str, str]] = {
@@ -61,7 +68,9 @@ BORROWED: Mapping[str, Mapping[str, str]] = {
     "l4": {"bf16_tensor": "l40s"},
     "v100_pcie_32gb": {"fp16_tensor": "a100_sxm_80gb"},
     "t4": {"fp16_tensor": "a100_sxm_80gb"},
+    "a40": {"fp32": "a100_pcie_40gb", "fp32_batched": "a100_pcie_40gb"},
 }
+VIDUR_DEVICES = ("a100_sxm_80gb", "h100_sxm", "a40")
 AIC_DEVICES = ("a100_sxm_80gb", "h100_sxm", "h200_sxm", "l40s")
 NEUSIGHT_DEVICES = (
     "v100_pcie_32gb",
@@ -85,8 +94,8 @@ def rows_of(measured: Sequence[KernelRow]) -> Rows:
     )
 
 
-def fit_bf16(measured: Sequence[KernelRow], device: Device) -> SegmentFit:
-    """The bf16 tensor-core segment of one device."""
+def fit_tensor(measured: Sequence[KernelRow], device: Device) -> SegmentFit:
+    """A 16-bit tensor-core segment of one device, from device times."""
     return fit_segment(rows_of(measured), device, law, BOUNDS, {})
 
 
@@ -123,8 +132,14 @@ def fit_own(data: Path, wanted: Sequence[str]) -> dict[str, dict[str, SegmentFit
     for path in sorted(data.glob("aic_gemm_bf16_*.csv*")):
         rows = read_rows(path, FORMATS)
         if rows[0].device in wanted:
-            found.setdefault(rows[0].device, {})["bf16_tensor"] = fit_bf16(rows, load_device(rows[0].device))
+            found.setdefault(rows[0].device, {})["bf16_tensor"] = fit_tensor(rows, load_device(rows[0].device))
             _tell(rows[0].device, "bf16_tensor", found[rows[0].device]["bf16_tensor"])
+    half = [row for path in sorted(data.glob("vidur_mlp_ops_fp16.csv*")) for row in read_rows(path, FORMATS)]
+    for device in VIDUR_DEVICES:
+        mine = [row for row in half if row.device == device and row.family == "gemm fp16"]
+        if mine and device in wanted:
+            found.setdefault(device, {})["fp16_tensor"] = fit_tensor(mine, load_device(device))
+            _tell(device, "fp16_tensor", found[device]["fp16_tensor"])
     rows = [row for path in sorted(data.glob("neusight_gemm_fp32.csv*")) for row in read_rows(path, FORMATS)]
     for device in NEUSIGHT_DEVICES:
         for segment, family in (("fp32", "linear fp32"), ("fp32_batched", "bmm fp32")):
@@ -160,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         sys.stderr.write("usage: python -m calibrate.fit_gemm DATA_DIR [DEVICE ...]\n")
         return 2
-    wanted = tuple(arguments[1:]) or tuple(dict.fromkeys((*AIC_DEVICES, *NEUSIGHT_DEVICES)))
+    wanted = tuple(arguments[1:]) or tuple(dict.fromkeys((*AIC_DEVICES, *NEUSIGHT_DEVICES, *VIDUR_DEVICES)))
     for device, segments in with_borrowed(fit_own(Path(arguments[0]), wanted)).items():
         if device in wanted:
             write_fit(db_root() / device, assemble("gemm", LAW, segments, _provenance(device, segments)))
@@ -168,8 +183,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _provenance(device: str, segments: Mapping[str, SegmentFit]) -> dict[str, str]:
-    sources = [AIC] * ("bf16_tensor" in segments and not segments["bf16_tensor"].parameters.get("derived"))
-    sources += [NEUSIGHT] * ("fp32" in segments and not segments["fp32"].parameters.get("derived"))
+    own = [name for name, segment in segments.items() if not segment.parameters.get("derived")]
+    sources = [source for source in (AIC, VIDUR, NEUSIGHT) if any(SOURCES[name] is source for name in own)]
     joined = {key: "; ".join(source[key] for source in sources) for key in ("source", "commit", "licence")}
     borrowed = ", ".join(f"{s} from {d}" for s, d in BORROWED.get(device, {}).items() if s in segments)
     return {

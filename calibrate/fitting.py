@@ -30,7 +30,9 @@ LAW_ROWS = 2500  # rows that fit the dozen law parameters; more change them by l
 ROBUST_SCALE = 0.08  # log residuals beyond 8 % count linearly: a law of one formula cannot follow every library choice
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9
 # NVIDIA and aiconfigurator sweep up to 30,000 shapes per device: small leaves pay; see docs/accuracy.md for the choice.
-TREES = {"max_iter": 400, "max_leaf_nodes": 31, "learning_rate": 0.12, "min_samples_leaf": 10, "l2_regularization": 1.0}
+TREES = {"max_leaf_nodes": 31, "learning_rate": 0.12, "min_samples_leaf": 10, "l2_regularization": 1.0}
+MANY_TREES, SOME_TREES = 400, 250  # about 100 and 62 KB in a file
+MANY_ROWS = 20000  # segments with fewer rows gain nothing from more than SOME_TREES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,8 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
 
 def fit_trees(features: Floats, target: Floats, weight: Floats) -> dict[str, NDArray[np.generic]]:
     """Boosted regression trees as the arrays that `evaluate_trees` reads."""
-    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, **TREES)
+    n_trees = MANY_TREES if len(target) >= MANY_ROWS else SOME_TREES
+    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **TREES)
     model.fit(features, target, sample_weight=weight)
     # scikit-learn has no public access to the nodes of its trees.
     trees = [_tree_arrays(stage[0].nodes) for stage in model._predictors]
