@@ -44,9 +44,7 @@ def assign_table_wise(
     return placed
 
 
-def assign_explicit(
-    tables: Sequence[TableAccess], placement: Mapping[str, int | str], n_ranks: int
-) -> dict[str, int]:
+def assign_explicit(tables: Sequence[TableAccess], placement: Mapping[str, int | str], n_ranks: int) -> dict[str, int]:
     """A placement given by table name, checked: every table named once, ranks exist. Data-parallel tables are left out.
 
     A table is named by its parameter (`emb.3.weight`), by that without `.weight`, or by its last part if that is unique.

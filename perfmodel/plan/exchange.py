@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.graph import Graph, Op, Phase, TensorSpec
 from perfmodel.plan.events import Collective, Event
-from perfmodel.plan.tables import TableOps, scale_op
+from perfmodel.plan.tables import TableOps, drop_tensors, scale_op
 
 GLOBAL_STORAGE = 1 << 40  # a storage of the global batch: the local one's id plus this
 LENGTHS, INDICES, POOLED, GRADIENTS = range(4)  # instances of the four exchanges; buckets are numbered from N_EXCHANGES
@@ -65,8 +65,14 @@ def table_backward(exchange: Exchange, rank: int) -> list[Event]:
 
 
 def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
-    """Optimizer step of the rank's tables."""
-    return [_global_op(exchange, table, i) for table in exchange.held(rank) for i in table.optimizer]
+    """Optimizer step of the rank's tables; of an op on many tables at once only the rank's own tensors."""
+    held = exchange.held(rank)
+    kept = frozenset().union(*(table.own for table in held))
+    foreign = frozenset().union(*(exchange.tables[name].own for name in exchange.owner)) - kept
+    fixed = {(table.table.rows, table.table.dim) for table in held}
+    ids = sorted({i for table in held for i in table.optimizer})
+    ops = [drop_tensors(exchange.graph.ops[i], foreign) for i in ids]
+    return [_event(scale_op(op, exchange.n_ranks, fixed, {})) for op in ops]
 
 
 def _index_events(exchange: Exchange, first: int) -> list[Event]:
@@ -138,5 +144,8 @@ def _global_op(exchange: Exchange, table: TableOps, op_id: int) -> Event:
     op = exchange.graph.ops[op_id]
     local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
     rename = {storage: GLOBAL_STORAGE + storage for storage in local}
-    scaled = scale_op(op, exchange.n_ranks, table.table, rename)
-    return Event(stream=op.stream, phase=op.phase, op=scaled)
+    return _event(scale_op(op, exchange.n_ranks, {(table.table.rows, table.table.dim)}, rename))
+
+
+def _event(op: Op) -> Event:
+    return Event(stream=op.stream, phase=op.phase, op=op)

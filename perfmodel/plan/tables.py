@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import GraphError
@@ -11,7 +11,11 @@ from perfmodel.graph import Graph, Op, TableAccess, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOps:
-    """Ops of one table by phase (ids in graph order), the storages of its results, and of the gradients it receives."""
+    """Ops of one table by phase (ids in graph order), what it reads and gives, and the gradients it receives.
+
+    `own` are the storages that belong to it alone: weight, gradients, optimizer state and what its ops make. An optimizer
+    op that works on many tensors at once may be shared with other tables.
+    """
 
     table: TableAccess
     forward: tuple[int, ...]
@@ -20,6 +24,7 @@ class TableOps:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     gradients: tuple[TensorSpec, ...]
+    own: frozenset[int]
 
     @property
     def ids(self) -> frozenset[int]:
@@ -53,7 +58,7 @@ def find_table_ops(graph: Graph) -> dict[str, TableOps]:
             raise GraphError(f"table {table.parameter} is never looked up in the forward pass")
         backward = [op for op in graph.ops if op.phase == "backward" and op.module == owner]
         made = {spec.storage for op in backward for spec in op.outputs}
-        optimizer = _closure((op for op in graph.ops if op.phase == "optimizer"), {weight} | made)
+        optimizer, own = _closure((op for op in graph.ops if op.phase == "optimizer"), {weight} | made)
         found[table.parameter] = TableOps(
             table=table,
             forward=tuple(op.id for op in forward),
@@ -62,6 +67,7 @@ def find_table_ops(graph: Graph) -> dict[str, TableOps]:
             inputs=_unique(spec for op in forward for spec in op.inputs if spec.storage != weight),
             outputs=tuple(op.outputs[0] for op in forward),
             gradients=_incoming(forward, backward, made),
+            own=frozenset(own),
         )
     return found
 
@@ -70,16 +76,26 @@ def _read(op: Op) -> set[int]:
     return {spec.storage for spec in op.inputs}
 
 
-def _closure(ops: Iterable[Op], storages: set[int]) -> list[Op]:
-    """Ops that touch the storages, or anything those ops make, in order."""
+def _closure(ops: Iterable[Op], storages: set[int]) -> tuple[list[Op], set[int]]:
+    """Ops that touch the storages, or anything those ops make, in order; and all these storages.
+
+    Scalars (loss scale, step count) are shared by all parameters and connect nothing; of an op on many tensors at once
+    only the tensors already reached belong to the table.
+    """
     reached = set(storages)
     members = []
     for op in ops:
-        touched = {spec.storage for spec in (*op.inputs, *op.outputs)}
-        if touched & reached:
+        tensors = [spec for spec in (*op.inputs, *op.outputs) if spec.n_elems > 1]
+        if any(spec.storage in reached for spec in tensors):
             members.append(op)
-            reached |= {spec.storage for spec in op.outputs} | _read(op)
-    return members
+            if not is_multi_tensor(op):
+                reached |= {spec.storage for spec in op.outputs if spec.n_elems > 1}
+    return members, reached
+
+
+def is_multi_tensor(op: Op) -> bool:
+    """True for an op that works on a list of parameters at once."""
+    return "foreach" in op.name or "fused" in op.name
 
 
 def _incoming(forward: Sequence[Op], backward: Sequence[Op], made: set[int]) -> tuple[TensorSpec, ...]:
@@ -97,22 +113,33 @@ def _unique(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple({spec.storage: spec for spec in specs}.values())
 
 
-def scale_op(op: Op, factor: int, table: TableAccess, rename: Mapping[int, int]) -> Op:
-    """The op as it runs for `factor` times the batch: the batch or index dimension of every tensor but the table grows.
+def scale_op(op: Op, factor: int, fixed_shapes: Set[tuple[int, ...]], rename: Mapping[int, int]) -> Op:
+    """The op as it runs for `factor` times the batch: the batch or index dimension of its tensors grows.
 
-    `rename` maps storages of the local batch to storages of the global batch.
+    Tensors of a shape in `fixed_shapes` (weights and their states) and scalars keep their size. `rename` maps storages of
+    the local batch to storages of the global batch.
     """
-    weight_shape = (table.rows, table.dim)
 
     def scale(spec: TensorSpec) -> TensorSpec:
         shape = spec.shape
-        if shape and shape != weight_shape and spec.n_elems > 1:
+        if shape not in fixed_shapes and spec.n_elems > 1:
             axis = 1 if len(shape) == 2 and shape[0] == 1 else 0
             shape = (*shape[:axis], shape[axis] * factor, *shape[axis + 1 :])
         storage = rename.get(spec.storage, spec.storage)
         return replace(spec, shape=shape, strides=_row_major(shape), storage=storage)
 
     return replace(op, inputs=tuple(map(scale, op.inputs)), outputs=tuple(map(scale, op.outputs)))
+
+
+def drop_tensors(op: Op, storages: Set[int]) -> Op:
+    """The op without the tensors of these storages."""
+    kept = [(s, n) for s, n in zip(op.inputs, op.input_names, strict=True) if s.storage not in storages]
+    return replace(
+        op,
+        inputs=tuple(spec for spec, _ in kept),
+        input_names=tuple(name for _, name in kept),
+        outputs=tuple(spec for spec in op.outputs if spec.storage not in storages),
+    )
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
