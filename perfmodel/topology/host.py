@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import networkx as nx
 
-from perfmodel.config.topology import MeasuredSpec, NodeSpec, NvlinkSpec
+from perfmodel.config.topology import MeasuredSpec, NodeSpec, NvlinkSpec, PortSpec
 from perfmodel.errors import TopologyError
 from perfmodel.topology.link import Link, LinkKind, NodeKind, PathKind
 from perfmodel.topology.pcie_tree import kind_of, pcie_parents
@@ -162,16 +162,15 @@ class Host:
         pcie = self.spec.pcie
         if pcie is None:
             return
-        port = pcie.ports.get(name)
-        generation = port.generation if port and port.generation else pcie.generation
-        default_lanes = pcie.lanes if kind_of(name) is not NodeKind.PCIE_SWITCH else pcie.uplink_lanes or pcie.lanes
-        lanes = port.lanes if port and port.lanes else default_lanes
+        port = pcie.ports.get(name, PortSpec())
+        generation = port.generation or pcie.generation
+        is_switch = kind_of(name) is NodeKind.PCIE_SWITCH
+        lanes: int = port.lanes or ((pcie.uplink_lanes or pcie.lanes) if is_switch else pcie.lanes)
         speed = PCIE[generation]
-        if kind_of(name) is NodeKind.HOST_BRIDGE and not (port and (port.lanes or port.bandwidth)):
-            # Inside the CPU: wide enough for all the root ports of the bridge together.
-            below = [self.graph.edges[child, name]["link"] for child, parent in self.parents.items() if parent == name]
-            lanes = sum(link.n_lanes for link in below) or lanes
-        if port and port.bandwidth:
+        below = [self.graph.edges[child, name]["link"] for child, parent in self.parents.items() if parent == name]
+        if kind_of(name) is NodeKind.HOST_BRIDGE and below and not (port.lanes or port.bandwidth):
+            lanes, speed = _inside_the_cpu(below, speed)
+        if port.bandwidth:
             rate = port.bandwidth / lanes
             speed = replace(speed, delivered_bytes_per_s=rate, raw_bytes_per_s=max(rate, speed.raw_bytes_per_s))
         self._join(name, self.parents[name], LinkKind(f"pcie{generation}"), speed, lanes)
@@ -324,3 +323,13 @@ class Host:
         memory = f"memory{up[-1][4:]}"
         beyond = down if down[-1] != up[-1] else down[:-1]
         return (*up, memory, up[-1], *reversed(beyond))
+
+
+def _inside_the_cpu(below: Sequence[Link], speed: LinkSpeed) -> tuple[int, LinkSpeed]:
+    """Lanes and speed between a host bridge and its NUMA node: wide enough for all the bridge's root ports together."""
+    lanes = sum(link.n_lanes for link in below)
+    return lanes, LinkSpeed(
+        raw_bytes_per_s=sum(link.raw_bandwidth_bytes_per_s for link in below) / lanes,
+        delivered_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in below) / lanes,
+        latency_s=speed.latency_s,
+    )

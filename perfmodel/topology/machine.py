@@ -10,7 +10,7 @@ from itertools import product
 
 import networkx as nx
 
-from perfmodel.config.topology import NetworkSpec, TopologySpec
+from perfmodel.config.topology import NetworkSpec, NodeSpec, TopologySpec
 from perfmodel.errors import TopologyError
 from perfmodel.topology.bottleneck import find_bottleneck
 from perfmodel.topology.check import check_host
@@ -36,9 +36,7 @@ class Topology:
         self.spec = spec
         self.name = spec.name
         self.env: dict[str, str] = dict(spec.env)
-        self._kinds = [Host(node, self.env) for _, node in spec.node_groups]
-        for host in self._kinds:
-            check_host(host)
+        self._kinds = [_checked_host(spec, node) for _, node in spec.node_groups]
         self._nics = [place_nics(host) for host in self._kinds]
         self._kind_of_host = [kind for kind, (count, _) in enumerate(spec.node_groups) for _ in range(count)]
         self._domain_of_host = self._nvlink_hosts()
@@ -58,12 +56,12 @@ class Topology:
     def _nvlink_hosts(self) -> list[int]:
         """For every host the first host that its NVSwitches also join (itself where NVLink stays inside a host)."""
         firsts: list[int] = []
-        for kind, (count, node) in enumerate(self.spec.node_groups):
+        for count, node in self.spec.node_groups:
             start = len(firsts)
             span = node.nvlink.nodes_per_domain if node.nvlink else 1
             if count % span and count > span:
                 raise TopologyError(
-                    f"groups.{kind}: {count} nodes do not fill NVLink domains of {span}; allowed a multiple of {span}"
+                    f"{self.name}: {count} nodes do not fill NVLink domains of {span}; allowed a multiple of {span}"
                 )
             firsts += [start + index // span * span for index in range(count)]
         return firsts
@@ -225,6 +223,15 @@ class Topology:
                 self.network.add_to(graph)
             self._graph = graph
         return self._graph
+
+
+def _checked_host(spec: TopologySpec, node: NodeSpec) -> Host:
+    try:
+        host = Host(node, spec.env)
+        check_host(host)
+    except TopologyError as error:
+        raise TopologyError(f"{spec.name}: {error}") from None
+    return host
 
 
 def _pair_info(kind: PathKind, links: tuple[Link, ...], latency_s: float | None) -> PairInfo:
