@@ -46,6 +46,17 @@ def _data_and_indices(op: Op) -> tuple[TensorSpec, tuple[TensorSpec, ...]]:
     return data, named or tuple(spec for spec in op.inputs[1:] if _is_index(spec))
 
 
+def _copied(op: Op, data: TensorSpec, target: TensorSpec) -> Calls:
+    """The copy that an out-of-place update starts with.
+
+    In backward there is none: autograd updates the zeros that it has just made in place, and spells that out of place
+    only while a dispatch mode watches (torch/csrc/autograd/FunctionsManual.cpp, `areAnyTensorSubclassLike`).
+    """
+    if op.name.endswith("_") or (op.phase == "backward" and not op.recompute):
+        return ()
+    return moved(copy_family(data, target), touched_bytes(data), target)
+
+
 def _gather(op: Op, target: TensorSpec) -> Calls:
     """One kernel: reads indices and one element per output element, writes the output."""
     _, indices = _data_and_indices(op)
@@ -87,7 +98,7 @@ def scatter(op: Op) -> Calls:
     target = op.outputs[0] if op.outputs else data
     source = op.arg("src") or op.arg("source")
     n_elems = source.n_elems if source is not None else max((spec.n_elems for spec in indices), default=0)
-    copied = () if op.name.endswith("_") else moved(copy_family(data, target), touched_bytes(data), target)
+    copied = _copied(op, data, target)
     adds = "add" in op.name or "reduce" in op.name
     run = target.shape[-1] if op.name.startswith("aten.index") and len(target.shape) > 1 else 1
     touched = gathered_bytes(n_elems, run, target.itemsize_bytes)
@@ -108,7 +119,7 @@ def index_put(op: Op) -> Calls:
     data, indices = _data_and_indices(op)
     target = op.outputs[0] if op.outputs else data
     values = op.arg("values") or op.inputs[-1]
-    copied = () if op.name.endswith("_") else moved(copy_family(data, target), touched_bytes(data), target)
+    copied = _copied(op, data, target)
     if values.n_elems == 0 or not indices:
         return copied
     if not op.attrs.get("accumulate", False):

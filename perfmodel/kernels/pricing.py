@@ -83,6 +83,7 @@ def signature(op: Op) -> tuple[object, ...]:
         aliases,
         repr(sorted(op.attrs.items())),
         op.phase,
+        op.recompute,
         op.stream,
     )
 

@@ -36,6 +36,7 @@ PATTERN_FRAC: Mapping[str, float] = {
     "optimizer": 0.95,  # multi_tensor_apply with 65,536-element chunks streams as a plain copy does
     "random": 0.80,  # Philox costs about 30 integer operations an element beside the write
     "loss": 0.75,
+    "interaction": 0.65,  # staged through shared memory in small tiles: taken between a copy and a transposing one
     "pool": 0.70,  # overlapping windows are read from L1 and L2
 }
 LOW_FRAC, HIGH_FRAC = 0.6, 1.7

@@ -120,6 +120,13 @@ def test_accumulating_index_put_runs_the_kernels_of_a_v100_listing():
     assert families(each) == ["copy", *["index"] * 4, "sort", "transpose", "index_accumulate"]
 
 
+def test_backward_updates_its_own_zeros_in_place():
+    index, src = torch.empty(6, 3, dtype=torch.int64), torch.empty(6, 3)
+    inputs = {"self": x, "index": index, "src": src}
+    assert families(op("aten.scatter_add", inputs, [x])) == ["copy", "index"]
+    assert families(op("aten.scatter_add", inputs, [x], phase="backward")) == ["index"]
+
+
 @pytest.mark.parametrize(("rows", "lookups"), [(9, 36), (27, 351)])
 def test_index_put_accumulate_near_the_v100_listing(rows, lookups):
     measured_s = {36: 36e-6, 351: 319e-6}[lookups]  # indexing_backward_kernel, batch 2048, Tesla V100

@@ -150,6 +150,7 @@ def test_the_signature_sees_what_a_rule_may_look_at() -> None:
         replace(base, overload="Tensor"),
         replace(base, attrs={"alpha": 2}),
         replace(base, phase="backward"),
+        replace(base, recompute=True),
         replace(base, input_names=("self", "src")),
         replace(base, inputs=(tensor(1, 4, 4), tensor(2, 16))),
         replace(base, inputs=(tensor(1, 4, 4), tensor(2, 4, 4, dtype="float16"))),
