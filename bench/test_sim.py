@@ -6,11 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from perfmodel.sim import COMM, COMPUTE, HOST, ArrayProgram, compile_programs, loops, simulate_compiled, sweep
+from perfmodel.sim import COMM, COMPUTE, HOST, ArrayProgram, compile_programs, simulate_compiled
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.overlap import OverlapModel, overlapped_with
 from perfmodel.sim.path import critical_path
 from perfmodel.sim.steady import simulate_steady_compiled
+from perfmodel.sim.sweep import Sweeper, warm_up
 
 pytestmark = pytest.mark.bench
 
@@ -52,16 +53,15 @@ def rate(benchmark, capsys, what, n_events, work):
 def test_simulated_events_per_second(benchmark, capsys, n_kernels):
     """One event is one task simulated: its start and its end."""
     compiled = compile_programs([data_parallel(n_kernels)] * 8)
-    if loops.has_numba():
-        release = np.zeros(compiled.n_tasks, dtype=np.int64)
-        sweep.sweep_with(compiled, compiled.duration_ps, release, numba=True)
+    warm_up()
     rate(benchmark, capsys, "re-simulation, 8 ranks", compiled.n_tasks, lambda: simulate_compiled(compiled))
 
 
 def test_plain_python_events_per_second(benchmark, capsys):
     compiled = compile_programs([data_parallel(3_000)] * 8)
     release = np.zeros(compiled.n_tasks, dtype=np.int64)
-    work = lambda: sweep.sweep_with(compiled, compiled.duration_ps, release, numba=False)  # noqa: E731 -- one line, used once
+    sweeper = Sweeper(compiled, compiled.duration_ps, numba=False)
+    work = lambda: sweeper.run(release)  # noqa: E731 -- one line, used once
     rate(benchmark, capsys, "plain Python, 8 ranks", compiled.n_tasks, work)
 
 

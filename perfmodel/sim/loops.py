@@ -38,5 +38,8 @@ def compiled_loop(loop: Loop, *helpers: Loop) -> Loop:
 
         for helper in helpers:
             register_jitable(helper)
-        _LOADED[loop] = njit(cache=True)(loop)
+        try:
+            _LOADED[loop] = njit(cache=True)(loop)
+        except RuntimeError:  # numba finds no folder it may write its cache to: compile in this process (1 to 3 s)
+            _LOADED[loop] = njit()(loop)
     return _LOADED[loop]

@@ -19,7 +19,7 @@ import numpy as np
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled, compile_programs
-from perfmodel.sim.loops import compiled_loop, use_numba
+from perfmodel.sim.loops import compiled_loop, has_numba, use_numba
 from perfmodel.sim.overlap_loop import FULL_PACE, OTHER, Fixed, State, overlap_loop
 from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST, ArrayProgram, IntArray, Program
 from perfmodel.sim.timeline import Timeline
@@ -70,6 +70,14 @@ def overlapped_with(compiled: Compiled, model: OverlapModel, duration_ps: IntArr
         end_ps=np.asarray(state.end, dtype=np.int64),
         stretched=True,
     )
+
+
+def warm_up() -> bool:
+    """Loads the compiled loop now, so that later runs of any size use it; False if numba is not installed."""
+    if not has_numba():
+        return False
+    overlapped_with(compile_programs([Program(tasks=())]), OverlapModel(), None, numba=True)
+    return True
 
 
 def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tuple[Fixed, State]:

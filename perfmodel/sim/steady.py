@@ -19,7 +19,7 @@ import numpy as np
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.program import NO_GROUP, ArrayProgram, IntArray, Program
-from perfmodel.sim.sweep import sweep
+from perfmodel.sim.sweep import Sweeper
 from perfmodel.sim.timeline import Timeline
 
 MAX_ITERATIONS = 256
@@ -91,11 +91,23 @@ def simulate_steady_compiled(
     seam = seam_of(compiled, carry_deps)
     depth = int(seam.distance.max()) if len(seam.distance) else 1
     kept = np.unique(seam.source)
+    sweeper = Sweeper(compiled, durations)
     ends: list[IntArray] = []  # by iteration, most recent last; no more than `depth` are read
     states: list[IntArray] = []  # x(k)
     timeline: Timeline | None = None
     for count in range(1, max_iterations + 1):
-        timeline = _iterate(compiled, durations, seam, ends, timeline)
+        release = release_after(seam, ends, compiled.n_tasks)
+        ready, start, end = sweeper.run(release)
+        timeline = Timeline(
+            compiled=compiled,
+            duration_ps=durations,
+            release_ps=release,
+            ready_ps=ready,
+            start_ps=start,
+            end_ps=end,
+            begin_ps=timeline.finish_ps if timeline else 0,
+            steady=True,
+        )
         ends = [*ends[-(depth - 1) :], timeline.end_ps] if depth > 1 else [timeline.end_ps]
         states.append(np.concatenate([e[kept] for e in ends] + [[timeline.finish_ps]]))
         cycle = cycle_of(states, depth)
@@ -114,23 +126,6 @@ def simulate_steady_compiled(
     growth = int(states[-1][-1] - states[half - 1][-1]) if half else timeline.makespan_ps
     mean = Fraction(growth, max(len(states) - half, 1))
     return Steady(iteration_ps=mean, timeline=timeline, n_iterations=len(states), cycle=0, converged=False)
-
-
-def _iterate(
-    compiled: Compiled, durations: IntArray, seam: Seam, ends: Sequence[IntArray], last: Timeline | None
-) -> Timeline:
-    release = release_after(seam, ends, compiled.n_tasks)
-    ready, start, end = sweep(compiled, durations, release)
-    return Timeline(
-        compiled=compiled,
-        duration_ps=durations,
-        release_ps=release,
-        ready_ps=ready,
-        start_ps=start,
-        end_ps=end,
-        begin_ps=last.finish_ps if last else 0,
-        steady=True,
-    )
 
 
 def release_after(seam: Seam, ends: Sequence[IntArray], n_tasks: int) -> IntArray:

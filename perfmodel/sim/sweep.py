@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.loops import compiled_loop, use_numba
+from perfmodel.sim.loops import compiled_loop, has_numba, use_numba
 from perfmodel.sim.program import IntArray
 
 
@@ -32,35 +32,42 @@ class Arrays(NamedTuple):
 
 def sweep(compiled: Compiled, duration_ps: IntArray, release_ps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """(ready, start, end) of every task in ps. `release_ps` is the earliest start of each task."""
-    return sweep_with(compiled, duration_ps, release_ps, numba=use_numba(sweep_loop, compiled.n_tasks))
+    return Sweeper(compiled, duration_ps).run(release_ps)
 
 
-def sweep_with(
-    compiled: Compiled, duration_ps: IntArray, release_ps: IntArray, *, numba: bool
-) -> tuple[IntArray, IntArray, IntArray]:
-    """`sweep` with the way to run it given: compiled by numba, or plain Python."""
-    wiring = compiled.wiring
-    arrays = Arrays(
-        order=compiled.order,
-        prev=wiring.prev,
-        dep_ptr=wiring.dep_ptr,
-        dep_index=wiring.dep_index,
-        dep_lag=compiled.dep_lag_ps,
-        group=wiring.group,
-        group_ptr=wiring.group_ptr,
-        group_member=wiring.group_member,
-        duration=duration_ps,
-    )
-    if numba:
-        ready = release_ps.copy()
-        start, end = np.zeros_like(ready), np.zeros_like(ready)
-        compiled_loop(sweep_loop)(arrays, ready, start, end)
-        return ready, start, end
-    lists = Arrays(*(array.tolist() for array in arrays))
-    ready_list = release_ps.tolist()
-    start_list, end_list = [0] * len(ready_list), [0] * len(ready_list)
-    sweep_loop(lists, ready_list, start_list, end_list)
-    return _int64(ready_list), _int64(start_list), _int64(end_list)
+class Sweeper:
+    """Sweeps of the same programs and durations from different release times; conversion is done once.
+
+    `numba` says how to run: compiled or plain Python; None leaves it to the size.
+    """
+
+    def __init__(self, compiled: Compiled, duration_ps: IntArray, *, numba: bool | None = None) -> None:
+        wiring = compiled.wiring
+        arrays = Arrays(
+            order=compiled.order,
+            prev=wiring.prev,
+            dep_ptr=wiring.dep_ptr,
+            dep_index=wiring.dep_index,
+            dep_lag=compiled.dep_lag_ps,
+            group=wiring.group,
+            group_ptr=wiring.group_ptr,
+            group_member=wiring.group_member,
+            duration=duration_ps,
+        )
+        self._numba = use_numba(sweep_loop, compiled.n_tasks) if numba is None else numba
+        self._arrays = arrays if self._numba else Arrays(*(array.tolist() for array in arrays))
+
+    def run(self, release_ps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """(ready, start, end) of every task in ps. `release_ps` is the earliest start of each task."""
+        if self._numba:
+            ready = release_ps.copy()
+            start, end = np.zeros_like(ready), np.zeros_like(ready)
+            compiled_loop(sweep_loop)(self._arrays, ready, start, end)
+            return ready, start, end
+        ready_list = release_ps.tolist()
+        start_list, end_list = [0] * len(ready_list), [0] * len(ready_list)
+        sweep_loop(self._arrays, ready_list, start_list, end_list)
+        return _int64(ready_list), _int64(start_list), _int64(end_list)
 
 
 def sweep_loop(a: Arrays, ready: Any, start: Any, end: Any) -> None:
@@ -90,6 +97,20 @@ def sweep_loop(a: Arrays, ready: Any, start: Any, end: Any) -> None:
             for m in range(group_ptr[g], group_ptr[g + 1]):
                 start[group_member[m]] = together
                 end[group_member[m]] = together + longest
+
+
+def warm_up() -> bool:
+    """Loads the compiled loop now, so that later runs of any size use it; False if numba is not installed.
+
+    Worth it for a process that predicts many times (0.4 s once, from the cache on disk).
+    """
+    if not has_numba():
+        return False
+    nothing = np.empty(0, dtype=np.int64)
+    pointers = np.zeros(1, dtype=np.int64)
+    arrays = Arrays(nothing, nothing, pointers, nothing, nothing, nothing, pointers, nothing, nothing)
+    compiled_loop(sweep_loop)(arrays, nothing, nothing, nothing)
+    return True
 
 
 def _int64(values: list[int]) -> IntArray:

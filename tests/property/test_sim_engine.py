@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import GraphError
-from perfmodel.sim import HOST, Program, Task, compile_programs, simulate, simulate_compiled, sweep
+from perfmodel.sim import HOST, Program, Task, compile_programs, simulate, simulate_compiled
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
 from perfmodel.sim.path import critical_path, slack
+from perfmodel.sim.sweep import Sweeper
 from tests.naive_simulator import naive_simulate
 from tests.strategies import programs
 
@@ -53,8 +54,7 @@ def test_numba_and_plain_python_agree(case):
     pytest.importorskip("numba")
     compiled = compile_programs(case)
     release = np.zeros(compiled.n_tasks, dtype=np.int64)
-    plain = sweep.sweep_with(compiled, compiled.duration_ps, release, numba=False)
-    fast = sweep.sweep_with(compiled, compiled.duration_ps, release, numba=True)
+    plain, fast = (Sweeper(compiled, compiled.duration_ps, numba=numba).run(release) for numba in (False, True))
     assert all(np.array_equal(a, b) for a, b in zip(plain, fast, strict=True))
 
 
