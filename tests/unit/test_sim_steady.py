@@ -106,6 +106,7 @@ def test_no_pattern_within_the_limit_is_said():
 def test_iterations_one_after_another_equal_one_long_program(case, n):
     """`unrolled` is the definition: the same tasks n times over, groups renumbered."""
     steady = simulate_steady(case, max_iterations=n)
+    assert check_timeline(steady.timeline) == []
     n = min(n, steady.n_iterations)
     long = simulate(unrolled(case, n))
     for cls, program in enumerate(case):
