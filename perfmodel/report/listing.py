@@ -7,6 +7,7 @@ from io import StringIO
 
 from perfmodel.config import ModelSpec
 from perfmodel.db.device import Device
+from perfmodel.estimate import Source
 from perfmodel.topology import Topology
 from perfmodel.units import format_bytes, format_flops_per_s, format_rate
 
@@ -38,12 +39,18 @@ def device_row(device: Device) -> dict[str, str]:
     fastest = max(device.peak_flops_per_s, key=lambda pipe: device.peak_flops_per_s[pipe])
     return {
         "name": device.name,
-        "title": device.title,
         "memory": format_bytes(device.memory_bytes),
         "bandwidth": format_rate(device.memory_bytes_per_s),
         "peak": f"{format_flops_per_s(device.peak_flops_per_s[fastest])} {fastest}",
-        "fits": ", ".join(sorted(device.fits)) or "none (datasheet)",
+        "fitted": _families(device, own=True),
+        "derived": _families(device, own=False),
     }
+
+
+def _families(device: Device, *, own: bool) -> str:
+    """Families whose fit comes from measurements of this device (`own`), or from the nearest measured one."""
+    names = sorted(name for name, fit in device.fits.items() if (fit.source is Source.FITTED) == own)
+    return ", ".join(names) or "-"
 
 
 def render_rows(rows: Sequence[dict[str, str]], width: int = 140) -> str:

@@ -1,0 +1,1 @@
+"""Predicted against measured: scores of the shipped fits on measured kernels and collectives."""
