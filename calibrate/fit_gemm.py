@@ -1,7 +1,8 @@
 """Fits the gemm family to public measurements: `python -m calibrate.fit_gemm DATA_DIR [DEVICE ...]`.
 
 Reads `aic_gemm_bf16_*` and `vidur_mlp_ops_fp16` (device times, so no measurement floor) and `neusight_gemm_fp32` (eager
-calls timed with events: the floor is fitted with the law) from DATA_DIR, and writes `kernels_db/<device>/gemm.fit.yaml` with its arrays.
+calls timed with events: the floor is fitted with the law) from DATA_DIR, and writes `kernels_db/<device>/gemm.fit.yaml`
+with its arrays.
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ def fit_fp32(measured: Sequence[KernelRow], device: Device) -> SegmentFit:
     """
     rows = rows_of(measured)
     bounds = {k: v for k, v in BOUNDS.items() if k != "floor_s"} | {"measurement_floor_s": EAGER_FLOOR}
-    fixed = {"floor_s": device.kernel_floor_s}
+    batched = rows.calls[0].features["batch"] > 1
+    fixed = {"floor_s": device.kernel_floor_s, "forward_only": 0.0 if batched else 1.0}
     best = fit_segment(rows, device, law, bounds, fixed)
-    if rows.calls[0].features["batch"] == 1:
+    if not batched:
         return best
     score = _law_error(best, rows, device)
     for tile_m, tile_n in ONE_TILE:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from perfmodel.graph import Op, TensorSpec
+from perfmodel.graph import Op
 from perfmodel.units import MS_PER_S, US_PER_S
-from perfmodel.validate.kernel_rows import Format, KernelRow, Row, tensor
-
-EAGER_FLOOR = "measurement_floor_s"  # CUDA events around one eager call include its launch
+from perfmodel.validate.kernel_rows import EAGER_FLOOR, Format, KernelRow, Row, tensor
+from perfmodel.validate.model_op_rows import MODEL_OPS_FORMAT
+from perfmodel.validate.timed_ops import attention_op, bmm_op, linear_op
+from perfmodel.validate.vector_formats import VECTOR_FORMATS
 
 _GEMM_FILE = "aic_gemm_bf16_"
 
@@ -22,27 +23,6 @@ def _int(row: Row, name: str) -> int:
     if value <= 0:
         raise ValueError(name)
     return value
-
-
-def linear_op(m: int, n: int, k: int, dtype: str, *, bias: bool) -> Op:
-    """The op of a linear layer's forward: x[m, k] W[n, k]^T, plus a bias vector."""
-    x, weight = tensor(0, (m, k), dtype), tensor(1, (k, n), dtype, transposed=True)
-    out = tensor(3, (m, n), dtype)
-    if bias:
-        return Op(
-            id=0,
-            name="aten.addmm",
-            inputs=(tensor(2, (n,), dtype), x, weight),
-            input_names=("self", "mat1", "mat2"),
-            outputs=(out,),
-        )
-    return Op(id=0, name="aten.mm", inputs=(x, weight), input_names=("self", "mat2"), outputs=(out,))
-
-
-def bmm_op(batch: int, m: int, n: int, k: int, dtype: str) -> Op:
-    """The op of a batch of row-major products."""
-    a, b, out = tensor(0, (batch, m, k), dtype), tensor(1, (batch, k, n), dtype), tensor(2, (batch, m, n), dtype)
-    return Op(id=0, name="aten.bmm", inputs=(a, b), input_names=("self", "mat2"), outputs=(out,))
 
 
 def _read_aic_gemm(file: str, row: Row) -> Iterator[KernelRow]:
@@ -121,21 +101,6 @@ _FLASH = {
 }
 
 
-def attention_op(shape: tuple[int, int, int, int, int], *, causal: bool, implementation: str = "auto") -> Op:
-    """One bf16 flash attention forward; `shape` is batch, heads, key-value heads, length, head dimension."""
-    batch, heads, kv_heads, length, dim = shape
-    query = tensor(0, (batch, heads, length, dim), "bfloat16")
-    key, value = (tensor(i, (batch, kv_heads, length, dim), "bfloat16") for i in (1, 2))
-    return Op(
-        id=0,
-        name="aten._scaled_dot_product_flash_attention",
-        inputs=(query, key, value),
-        input_names=("query", "key", "value"),
-        outputs=(tensor(3, query.shape, "bfloat16"),),
-        attrs={"is_causal": causal, "implementation": implementation},
-    )
-
-
 def _read_aic_attention(file: str, row: Row) -> Iterator[KernelRow]:
     names = ("batch", "num_heads", "num_kv_heads", "seq_len", "head_dim")
     batch, heads, kv_heads, length, dim = (_int(row, name) for name in names)
@@ -154,104 +119,6 @@ def _read_aic_attention(file: str, row: Row) -> Iterator[KernelRow]:
 
 def _int_or_zero(text: str) -> int:
     return int(float(text))
-
-
-def _read_neusight_vector(file: str, row: Row) -> Iterator[KernelRow]:
-    rows, cols, name = _int(row, "rows"), _int(row, "cols"), row["op"]
-    op, family = vector_op(name, rows, cols)
-    yield KernelRow(
-        device=row["device"],
-        family=f"{family} fp32",
-        ops=(op,),
-        measured_s=float(row["latency_ms"]) / MS_PER_S,
-        key=f"{name} {rows} {cols}",
-        floor=EAGER_FLOOR,
-        subset=row["split"],
-        timed=name,
-    )
-
-
-def _read_vidur(file: str, row: Row) -> Iterator[KernelRow]:
-    found = vidur_op(row)
-    if found is None:
-        return
-    op, family, key = found
-    yield KernelRow(
-        device=row["gpu"],
-        family=f"{family} fp16",
-        ops=(op,),
-        measured_s=float(row["ms_median"]) / MS_PER_S,
-        key=key,
-        timed=row["op"],
-    )
-
-
-def vidur_op(row: Row) -> tuple[Op, str, str] | None:
-    """The op, family and key of a Vidur row; None for kernels that PyTorch does not have (rotary embedding of vLLM)."""
-    tokens, width = _int(row, "num_tokens"), _int(row, "n_embd")
-    if row["gemm_m"]:
-        m, n, k = (_int(row, name) for name in ("gemm_m", "gemm_n", "gemm_k"))
-        return linear_op(m, n, k, "float16", bias=False), "gemm", f"gemm {m} {n} {k}"
-    x, out = tensor(0, (tokens, width), "float16"), tensor(1, (tokens, width), "float16")
-    key = f"{row['op']} {tokens} {width}"
-    if row["op"] == "add":
-        other = tensor(2, (tokens, width), "float16")
-        op = Op(id=0, name="aten.add", inputs=(x, other), input_names=("self", "other"), outputs=(out,))
-        return op, "elementwise", key
-    if row["op"] == "mlp_act" and row["gated"] == "1":
-        inner = _int(row, "n_expanded") // _int(row, "tp")
-        gates = tensor(0, (tokens, 2 * inner), "float16")
-        op = Op(
-            id=0,
-            name="perfmodel.fused_pointwise",
-            inputs=(gates,),
-            input_names=("self",),
-            outputs=(tensor(1, (tokens, inner), "float16"),),
-            attrs={"flops_per_elem": 6},
-        )
-        return op, "gated activation", f"{row['op']} {tokens} {inner}"
-    return None
-
-
-_BINARY = {"add": "aten.add", "mul": "aten.mul", "div": "aten.div", "pow": "aten.pow"}
-_UNARY = {"relu": "aten.relu", "gelu": "aten.gelu", "tanh": "aten.tanh"}
-
-
-def vector_op(name: str, rows: int, cols: int) -> tuple[Op, str]:
-    """The op of a NeuSight vector row and the family it counts to; raises ValueError for another name."""
-    x, out = tensor(0, (rows, cols), "float32"), tensor(1, (rows, cols), "float32")
-    if name in _BINARY:
-        other = tensor(2, (rows, cols), "float32")
-        return Op(
-            id=0, name=_BINARY[name], inputs=(x, other), input_names=("self", "other"), outputs=(out,)
-        ), "elementwise"
-    if name.removesuffix("u") in _BINARY:
-        attrs = {"exponent" if name == "powu" else "other": 2.5}
-        base = _BINARY[name.removesuffix("u")]
-        return Op(id=0, name=base, inputs=(x,), input_names=("self",), outputs=(out,), attrs=attrs), "elementwise"
-    if name in _UNARY:
-        return Op(id=0, name=_UNARY[name], inputs=(x,), input_names=("self",), outputs=(out,)), "elementwise"
-    if name == "softmax":
-        op = Op(id=0, name="aten._softmax", inputs=(x,), input_names=("self",), outputs=(out,), attrs={"dim": -1})
-        return op, "softmax"
-    if name != "ln":
-        raise ValueError("op")
-    return layer_norm_op(x), "layer norm"
-
-
-def layer_norm_op(x: TensorSpec) -> Op:
-    """Layer norm over the last dimension of `x`, with weight and bias."""
-    cols = x.shape[-1]
-    weight, bias = tensor(2, (cols,), x.dtype), tensor(3, (cols,), x.dtype)
-    statistics = tuple(tensor(i, (*x.shape[:-1], 1), "float32") for i in (4, 5))
-    return Op(
-        id=0,
-        name="aten.native_layer_norm",
-        inputs=(x, weight, bias),
-        input_names=("input", "weight", "bias"),
-        outputs=(tensor(1, x.shape, x.dtype), *statistics),
-        attrs={"normalized_shape": [cols], "eps": 1e-5},
-    )
 
 
 FORMATS = (
@@ -277,16 +144,6 @@ FORMATS = (
         "",
         _read_neusight_conv,
     ),
-    Format(
-        "neusight_vector",
-        frozenset({"op", "device", "split", "rows", "cols", "latency_ms"}),
-        "",
-        _read_neusight_vector,
-    ),
-    Format(
-        "vidur_mlp",
-        frozenset({"gpu", "op", "num_tokens", "tp", "n_embd", "n_expanded", "gated", "gemm_m", "ms_median"}),
-        "",
-        _read_vidur,
-    ),
+    *VECTOR_FORMATS,
+    MODEL_OPS_FORMAT,
 )

@@ -24,6 +24,8 @@ from perfmodel.graph import Op, TensorSpec
 HELDOUT_FRAC = 0.15  # share of shapes that no fit sees
 MIN_SWEEP_ROWS = 100  # fewer rows than this do not span a sweep evenly
 _HASH_SPAN = 2**32
+EAGER_FLOOR = "measurement_floor_s"  # CUDA events around one eager call include its launch
+EAGER_MINIMUM = "measurement_minimum_s"  # and do not end before the host is through with the call
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 
 Row = Mapping[str, str]

@@ -20,7 +20,7 @@ from perfmodel.errors import ConfigError
 from perfmodel.estimate import Estimate
 from perfmodel.kernels import calls_of, price, roofline
 from perfmodel.validate.kernel_formats import FORMATS
-from perfmodel.validate.kernel_rows import KernelRow, read_rows
+from perfmodel.validate.kernel_rows import EAGER_MINIMUM, KernelRow, read_rows
 
 Only = Literal["all", "heldout", "fitted"]
 
@@ -59,6 +59,9 @@ class PricedRows:
     roofline_s: NDArray[np.float64]
     sources: tuple[str, ...]
 
+
+# How far readings of calls too short to matter scatter around their median (NeuSight's vector sweeps, p90 on A100).
+MINIMUM_SPREAD = 0.05
 
 # NeuSight (Lee et al., ASPLOS 2025): mean errors per op, fp32, in and out of its training distribution, as recomputed from
 # its released predictions on the same rows; quoted in the public data's README.
@@ -105,13 +108,14 @@ def price_rows(rows: Sequence[KernelRow]) -> PricedRows:
     cursor = iter(per_op)
     totals = [_total([kernel for _ in row.ops for kernel in next(cursor)]) for row in rows]
     floor_s = np.array([floor_of(row, device) for row in rows])
+    least_s = np.array([minimum_of(row, device) for row in rows])
     roof = _rooflines(rows, device)
     return PricedRows(
         rows=tuple(rows),
-        predicted_s=np.array([total.time_s for total in totals]) + floor_s,
-        low_s=np.array([total.low_s for total in totals]) + floor_s,
-        high_s=np.array([total.high_s for total in totals]) + floor_s,
-        roofline_s=roof + floor_s,
+        predicted_s=np.maximum(np.array([total.time_s for total in totals]) + floor_s, least_s),
+        low_s=np.maximum(np.array([total.low_s for total in totals]) + floor_s, least_s * (1.0 - MINIMUM_SPREAD)),
+        high_s=np.maximum(np.array([total.high_s for total in totals]) + floor_s, least_s * (1.0 + MINIMUM_SPREAD)),
+        roofline_s=np.maximum(roof + floor_s, least_s),
         sources=tuple(total.source.label for total in totals),
     )
 
@@ -144,16 +148,26 @@ def floor_of(row: KernelRow, device: Device) -> float:
     """
     if not row.floor:
         return row.extra_s
+    own = _measurement(row, device, row.floor)
+    return float(measurement_floor_s(own, np.array(row.place))) if own else 0.0
+
+
+def minimum_of(row: KernelRow, device: Device) -> float:
+    """The least time (s) that a measurement of the row's kind reads, however short its kernels; 0 if the fit knows none."""
+    return _measurement(row, device, EAGER_MINIMUM).get(EAGER_MINIMUM, 0.0) if row.floor else 0.0
+
+
+def _measurement(row: KernelRow, device: Device, name: str) -> Mapping[str, float]:
+    """Parameters of the row's way of measuring that hold `name`: of the kernels' segment, of the timed op or of the fit."""
     call = calls_of(row.ops[0])[0]
     fit = device.fits.get(call.family)
     if fit is None:
-        return 0.0
+        return {}
     segment = call.pipe + ("_batched" if call.features.get("batch", 1) > 1 and call.family == "gemm" else "")
     for prefix in (f"{segment}.", f"{row.timed}.", ""):
-        if f"{prefix}{row.floor}" in fit.parameters:
-            own = {key.removeprefix(prefix): value for key, value in fit.parameters.items() if key.startswith(prefix)}
-            return float(measurement_floor_s(own, np.array(row.place)))
-    return 0.0
+        if f"{prefix}{name}" in fit.parameters:
+            return {key.removeprefix(prefix): value for key, value in fit.parameters.items() if key.startswith(prefix)}
+    return {}
 
 
 def measurement_floor_s(parameters: Mapping[str, float], place: NDArray[np.float64]) -> NDArray[np.float64]:
