@@ -28,6 +28,9 @@ ALLOCATION_WEIGHT = 0.3
 # Python loops of torch.optim and the argument lists of multi_tensor_apply, per tensor in a list: SGD.step spends 141 us
 # for 12 parameters before its first launch, 0.7 plain ops a parameter; an Adam step passes each parameter in 12 lists.
 PER_TENSOR_WEIGHT = 0.06
+# An optimizer's plain ops run in a Python loop without modules or autograd: 11-13 us of addcmul_ and sqrt against 20-28
+# us of add and relu in forward (V100 DLRM trace); 1.4 against 3.9 us beyond the call itself on a CPU (see its device.yaml).
+OPTIMIZER_WEIGHT = 0.5
 
 _ALIASES = ("aten.detach", "aten.alias", "aten.lift_fresh", "aten._reshape_alias", "aten._version", "aten.is_same_size")
 
@@ -120,13 +123,19 @@ def weight(op: Op) -> float:
     return base
 
 
+def dispatch_s(op: Op, device: Device) -> float:
+    """Host seconds of a plain op in the phase of `op`, launches apart."""
+    host = device.host
+    if op.phase == "backward":
+        return host.backward_op_s
+    return host.op_dispatch_s * (OPTIMIZER_WEIGHT if op.phase == "optimizer" else 1.0)
+
+
 def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:
     """Host seconds to dispatch `op` and launch its `n_kernels` kernels on `device`."""
-    host = device.host
-    dispatch_s = host.backward_op_s if op.phase == "backward" else host.op_dispatch_s
     if device.kind == "cpu" and n_kernels:
-        return dispatch_s
-    return dispatch_s * weight(op) + n_kernels * host.launch_s
+        return dispatch_s(op, device)
+    return dispatch_s(op, device) * weight(op) + n_kernels * device.host.launch_s
 
 
 def host_costs_s(ops: Sequence[Op], n_kernels: Sequence[int], device: Device) -> list[float]:
