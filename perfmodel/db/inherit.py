@@ -2,8 +2,12 @@
 
 Laws are written in fractions of the device's own peaks, bandwidths and core counts, plus floors in seconds, so that a
 fit's parameters carry over and the datasheet supplies the scale. Nearest means: the device named by `nearest` in
-device.yaml if it was measured; else the same kind, the smallest difference in compute capability, then the most similar
-bandwidth per core, then the name.
+device.yaml if it was measured; else the one of the same kind with the smallest
+
+    |difference in compute capability| + |log2 of the ratio of bytes per FLOP| + half of |log2 of the ratio of bandwidths|
+
+(bytes per FLOP: memory bandwidth over FP32 peak), so that a generation weighs as much as twice the bandwidth for the same
+arithmetic: H100 is nearer to A100 (HBM) than to L4, whose compute capability 8.9 is nearer but whose memory is GDDR.
 """
 
 from __future__ import annotations
@@ -22,11 +26,12 @@ LOW_WIDENING = 0.8
 HIGH_WIDENING = 1.25
 
 
-def distance(device: Device, donor: Device) -> tuple[float, float, str]:
-    """Sorts donors by nearness to `device`, smallest first."""
+def distance(device: Device, donor: Device) -> tuple[float, str]:
+    """How far `donor` is from `device` (see the module), then its name for a total order."""
     generations = abs(_capability(device) - _capability(donor))
-    balance = abs(math.log(_bandwidth_per_sm(device) / _bandwidth_per_sm(donor)))
-    return generations, balance, donor.name
+    balance = abs(math.log2(_bytes_per_flop(device) / _bytes_per_flop(donor)))
+    size = abs(math.log2(device.memory_bytes_per_s / donor.memory_bytes_per_s))
+    return generations + balance + size / 2, donor.name
 
 
 def nearest_donor(device: Device, donors: Iterable[Device], family: str) -> Device | None:
@@ -71,5 +76,5 @@ def _capability(device: Device) -> float:
     return 0.0 if device.kind == "cpu" else float(device.compute_capability)
 
 
-def _bandwidth_per_sm(device: Device) -> float:
-    return device.memory_bytes_per_s / device.n_sms
+def _bytes_per_flop(device: Device) -> float:
+    return device.memory_bytes_per_s / device.peak_flops_per_s["fp32"]

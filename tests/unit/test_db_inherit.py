@@ -54,7 +54,22 @@ def test_the_nearest_compute_capability_gives(capability: str, expected: str) ->
     assert found.name == expected
 
 
-def test_among_equal_capabilities_the_most_similar_bandwidth_per_sm_gives() -> None:
+@pytest.mark.parametrize(
+    ("heir", "donor"),
+    [("h100_sxm", "a100_pcie_80gb"), ("t4", "v100_pcie_32gb"), ("a40", "l40s"), ("b200_sxm", "h200_sxm"),
+     ("rtx_4090", "l40s"), ("a30", "a100_pcie_80gb")],
+)  # fmt: skip
+def test_shipped_devices_have_the_relatives_an_engineer_would_name(heir: str, donor: str) -> None:
+    measured = ("v100_pcie_32gb", "a100_pcie_80gb", "h200_sxm", "l4", "l40s", "p4")
+    known = tuple(replace(load_device(name), fits={"gemm": A100.fits["gemm"]}) for name in measured if name != heir)
+    if heir == "h100_sxm":
+        known = tuple(one for one in known if one.name != "h200_sxm")
+    found = nearest_donor(replace(load_device(heir), fits={}, nearest=""), known, "gemm")
+    assert found is not None
+    assert found.name == donor
+
+
+def test_among_equal_capabilities_the_most_similar_balance_gives() -> None:
     near, far = device("z_near", "9.0", "gemm", bandwidth=2.1e12), device("a_far", "9.0", "gemm", bandwidth=4e12)
     found = nearest_donor(device("new", "9.0", bandwidth=2e12), (far, near), "gemm")
     assert found is near
