@@ -29,6 +29,7 @@ _DEVICE_CATEGORIES: Mapping[str, DeviceKind] = {
 }
 _CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
 _OP_CATEGORIES = frozenset({"cpu_op", "user_annotation", "operator"})
+_SYNC_CATEGORY = "cuda_sync"
 _STEP_PREFIX = "ProfilerStep"
 _COLLECTIVE_PREFIX = "nccl"
 
@@ -77,6 +78,21 @@ class DeviceSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRecord:
+    """What a synchronising call waited for, in traces taken with CUDA sync events on.
+
+    `kind` as the trace says (`Stream Wait Event`, `Stream Sync`, ...); `stream` waits or is waited for by the host;
+    `on_stream` is where the event was recorded, by the call with id `record_correlation` (-1: not given).
+    """
+
+    kind: str
+    correlation: int
+    stream: int
+    on_stream: int = -1
+    record_correlation: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step as the profiler marks it on the host."""
 
@@ -102,6 +118,7 @@ class KinetoTrace:
     calls: tuple[HostSpan, ...]
     device: tuple[DeviceSpan, ...]
     steps: tuple[Step, ...]
+    syncs: tuple[SyncRecord, ...] = ()
 
     @property
     def launched(self) -> dict[int, DeviceSpan]:
@@ -146,10 +163,11 @@ def read_kineto(path: str | Path) -> KinetoTrace:
         steps=tuple(
             Step(name=s.name, start_s=s.start_s, end_s=s.end_s) for s in host if s.name.startswith(_STEP_PREFIX)
         ),
+        syncs=tuple(_sync_record(event) for event in spans if _category(event) == _SYNC_CATEGORY),
     )
 
 
-_KNOWN = _OP_CATEGORIES | _CALL_CATEGORIES | frozenset(_DEVICE_CATEGORIES)
+_KNOWN = _OP_CATEGORIES | _CALL_CATEGORIES | frozenset({*_DEVICE_CATEGORIES, _SYNC_CATEGORY})
 
 
 def _load(path: Path) -> Mapping[str, object]:
@@ -226,6 +244,17 @@ def _device_span(event: Mapping[str, object], origin: float) -> DeviceSpan:
         correlation=_number(args.get("correlation")),
         bytes=_number(args.get("bytes")),
         warps_per_sm=float(warps) if isinstance(warps := args.get("warps per SM"), int | float) else 0.0,
+    )
+
+
+def _sync_record(event: Mapping[str, object]) -> SyncRecord:
+    args = _args(event)
+    return SyncRecord(
+        kind=str(event["name"]),
+        correlation=_number(args.get("correlation")),
+        stream=_number(args.get("stream"), -1),
+        on_stream=_number(args.get("wait_on_stream"), -1),
+        record_correlation=_number(args.get("wait_on_cuda_event_record_corr_id"), -1),
     )
 
 

@@ -9,7 +9,8 @@ runs while the main thread waits), so their calls form one host order. `cudaStre
 event: the next work the thread launches is taken to wait, on every other stream, for the latest earlier work that had
 ended by the time it started. A stream synchronisation waits for the last work its thread launched. A kernel with more
 warps than the device can hold at once leaves no room for others: what the trace shows to have run after it on another
-stream waits for it. In these three the trace decides the order; the times are the simulator's.
+stream waits for it. In these three the trace decides the order; the times are the simulator's. Traces taken with CUDA
+sync events on record the first two, and then nothing of them is inferred.
 """
 
 from __future__ import annotations
@@ -17,53 +18,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from statistics import median
-from typing import Literal
 
 from perfmodel.errors import ConfigError
 from perfmodel.sim import HOST, NO_GROUP, Program, Task, Timeline
 from perfmodel.sim.program import StreamKind
-from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace
+from perfmodel.traces.anchors import TICK_S, Anchor, Latencies, find_anchors, measure_latencies
+from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace, SyncRecord
 from perfmodel.units import PS_PER_S, US_PER_S
 
-AnchorKind = Literal["launch", "blocking copy", "stream sync", "device sync", "event sync", "wait event", "mark"]
-
-_SYNCS: Mapping[str, AnchorKind] = {
-    "cudaStreamSynchronize": "stream sync",
-    "cudaDeviceSynchronize": "device sync",
-    "cudaEventSynchronize": "event sync",
-    "cudaStreamWaitEvent": "wait event",
-}
-# A copy to pageable host memory returns when it is done (CUDA runtime API, "API synchronization behavior").
-_BLOCKING_COPY = "Device -> Pageable"
-# Clock ticks of older traces are whole microseconds: an end and a start this close may be one instant.
-_TICK_S = 2e-6
 # Warps an SM holds at once on compute capability 7.0, 8.0 and 9.0 (CUDA C++ Programming Guide, technical specifications).
 _RESIDENT_WARPS_PER_SM = 64
 _FIRST_DEVICE_STREAM = 10  # numbers of replayed device streams start here, clear of the simulator's conventional ones
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """Medians over one trace, in seconds.
-
-    `launch_s`, `copy_launch_s`: from the call's start to the start of a kernel, or a copy or fill, on an idle stream.
-    `queued_gap_s`: between two kernels of a stream when the second was launched long before. `return_s`: from the end
-    of the work a blocking call waits for to the call's end. `sync_s`: such a call when there is nothing to wait for.
-    """
-
-    launch_s: float
-    copy_launch_s: float
-    queued_gap_s: float
-    return_s: float
-    sync_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Anchor:
-    kind: AnchorKind
-    call: HostSpan
-    work: DeviceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,26 +134,6 @@ def _transfer_times(traces: Sequence[KinetoTrace]) -> list[float]:
     return [min(span.duration_s for span in row) for row in rows]
 
 
-def _anchors(trace: KinetoTrace) -> list[_Anchor]:
-    """Calls that launch, wait or order, and the marks of the steps, in host order."""
-    launched = trace.launched
-    found: list[_Anchor] = []
-    for call in trace.calls:
-        work = launched.get(call.correlation)
-        if work is not None:
-            blocks = work.kind == "memcpy" and _BLOCKING_COPY in work.name
-            found.append(_Anchor(kind="blocking copy" if blocks else "launch", call=call, work=work))
-        elif call.name in _SYNCS:
-            found.append(_Anchor(kind=_SYNCS[call.name], call=call))
-    for step in trace.steps:
-        for at in (step.start_s, step.end_s):
-            mark = HostSpan(name=step.name, thread="", start_s=at, end_s=at)
-            found.append(_Anchor(kind="mark", call=mark))
-    if not any(anchor.work for anchor in found):
-        raise ConfigError(f"{trace.path}: no call launches device work; a trace with CUDA activity is needed")
-    return sorted(found, key=lambda anchor: (anchor.call.start_s, anchor.call.end_s))
-
-
 @dataclass(slots=True, kw_only=True)
 class _State:
     """What building a rank's program keeps while it walks the anchors."""
@@ -199,6 +144,10 @@ class _State:
     launched: dict[int, list[DeviceSpan]] = field(default_factory=dict)  # by stream, in launch order
     last_of_thread: dict[str, DeviceSpan] = field(default_factory=dict)
     waits: set[str] = field(default_factory=set)  # threads whose next work waits for other streams
+    recorded: dict[int, SyncRecord] = field(default_factory=dict)  # by correlation id
+    recorded_waits: dict[int, list[DeviceSpan]] = field(
+        default_factory=dict
+    )  # what the next work on a stream waits for
     marks: list[int] = field(default_factory=list)
 
     def add(self, stream: int, duration_s: float, deps: Sequence[tuple[int, float]] = (), group: int = NO_GROUP) -> int:
@@ -214,8 +163,10 @@ class _State:
 
 
 def _replay_rank(trace: KinetoTrace, origin_s: float, transfer_s: Sequence[float]) -> RankReplay:
-    anchors = _anchors(trace)
-    state = _State(latencies=_latencies(anchors))
+    anchors = find_anchors(trace)
+    state = _State(
+        latencies=measure_latencies(anchors), recorded={record.correlation: record for record in trace.syncs}
+    )
     groups = {span.correlation: number for number, span in enumerate(trace.collectives)} if transfer_s else {}
     free_s = origin_s
     for anchor in anchors:
@@ -224,7 +175,7 @@ def _replay_rank(trace: KinetoTrace, origin_s: float, transfer_s: Sequence[float
         if anchor.kind == "mark":
             state.marks.append(issue)
         elif anchor.kind == "wait event":
-            state.waits.add(anchor.call.thread)
+            _note_wait(state, anchor.call)
             state.add(HOST, anchor.call.duration_s)
         elif anchor.work is None:
             state.add(HOST, state.latencies.sync_s, _sync_deps(state, anchor))
@@ -256,7 +207,7 @@ def _wait_for_room(state: _State, trace: KinetoTrace) -> None:
     by_end = sorted((s for s in trace.device if _fills(s)), key=lambda span: span.end_s)
     at = 0
     for span in trace.device:
-        while at < len(by_end) and by_end[at].end_s <= span.start_s + _TICK_S:
+        while at < len(by_end) and by_end[at].end_s <= span.start_s + TICK_S:
             filling[by_end[at].stream] = by_end[at]
             at += 1
         task = state.device_tasks.get(span.correlation)
@@ -320,30 +271,44 @@ def _launch(state: _State, call: HostSpan, work: DeviceSpan, issue: int, collect
     before = state.launched.setdefault(work.stream, [])
     if before:
         deps.append((state.device_tasks[before[-1].correlation], latencies.queued_gap_s))
+    sources = state.recorded_waits.pop(work.stream, [])
     if call.thread in state.waits:
         state.waits.discard(call.thread)
-        deps += [
-            (state.device_tasks[source.correlation], latencies.queued_gap_s)
-            for source in _latest_done(state, work.start_s, besides=work.stream)
-        ]
+        sources = _latest_done(state, work.start_s, besides=work.stream)
+    deps += [(state.device_tasks[source.correlation], latencies.queued_gap_s) for source in sources]
     group, duration = collective if collective else (NO_GROUP, work.duration_s)
     state.device_tasks[work.correlation] = state.add(_stream(work), duration, deps, group)
     before.append(work)
     state.last_of_thread[call.thread] = work
 
 
+def _note_wait(state: _State, call: HostSpan) -> None:
+    """Remembers that a stream waits: as recorded, or, in traces without records, for the thread's next work to find out."""
+    record = state.recorded.get(call.correlation)
+    if record is None:
+        if not state.recorded:
+            state.waits.add(call.thread)
+        return
+    before = [s for s in state.launched.get(record.on_stream, ()) if s.correlation < record.record_correlation]
+    if before:
+        state.recorded_waits.setdefault(record.stream, []).append(before[-1])
+
+
 def _latest_done(state: _State, by_s: float, besides: int | None = None) -> list[DeviceSpan]:
     """On each stream, the last work launched so far that the trace shows to have ended by a time."""
     found = []
     for stream, spans in state.launched.items():
-        done = next((span for span in reversed(spans) if span.end_s <= by_s + _TICK_S), None)
+        done = next((span for span in reversed(spans) if span.end_s <= by_s + TICK_S), None)
         if stream != besides and done is not None:
             found.append(done)
     return found
 
 
-def _sync_deps(state: _State, anchor: _Anchor) -> list[tuple[int, float]]:
-    if anchor.kind == "stream sync":
+def _sync_deps(state: _State, anchor: Anchor) -> list[tuple[int, float]]:
+    record = state.recorded.get(anchor.call.correlation)
+    if record is not None and anchor.kind == "stream sync":
+        targets = state.launched.get(record.stream, [])[-1:]
+    elif anchor.kind == "stream sync":
         last = state.last_of_thread.get(anchor.call.thread)
         targets = [last] if last else []
     elif anchor.kind == "device sync":
@@ -352,38 +317,3 @@ def _sync_deps(state: _State, anchor: _Anchor) -> list[tuple[int, float]]:
         targets = _latest_done(state, anchor.call.end_s)
     lag = max(state.latencies.return_s - state.latencies.sync_s, 0.0)
     return [(state.device_tasks[target.correlation], lag) for target in targets]
-
-
-def _latencies(anchors: Sequence[_Anchor]) -> Latencies:
-    """Medians over the launches and syncs that show each latency alone; 0 where a trace shows none."""
-    idle: dict[bool, list[float]] = {True: [], False: []}
-    gaps, returns, syncs = [], [], []
-    busy_until: dict[int, float] = {}
-    last_of_thread: dict[str, DeviceSpan] = {}
-    for anchor in anchors:
-        call, work = anchor.call, anchor.work
-        if work is not None:
-            free = busy_until.get(work.stream, 0.0)
-            if free <= call.start_s:
-                idle[work.kind == "kernel"].append(work.start_s - call.start_s)
-            elif call.end_s + 10 * _TICK_S < free <= work.start_s:
-                gaps.append(work.start_s - free)
-            busy_until[work.stream] = work.end_s
-            last_of_thread[call.thread] = work
-        waited = work if anchor.kind == "blocking copy" else last_of_thread.get(call.thread)
-        if anchor.kind in ("stream sync", "blocking copy") and waited is not None:
-            if waited.end_s > call.start_s:
-                returns.append(call.end_s - waited.end_s)
-            else:
-                syncs.append(call.duration_s)
-    return Latencies(
-        launch_s=_median(idle[True]),
-        copy_launch_s=_median(idle[False]),
-        queued_gap_s=_median(gaps),
-        return_s=_median(returns),
-        sync_s=_median(syncs),
-    )
-
-
-def _median(values: Sequence[float]) -> float:
-    return max(median(values), 0.0) if values else 0.0

@@ -9,13 +9,14 @@ import pytest
 from perfmodel.errors import ConfigError
 from perfmodel.sim import simulate
 from perfmodel.sim.check import check_timeline
-from perfmodel.traces.kineto import read_kineto
+from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace, Step, SyncRecord, read_kineto
 from perfmodel.traces.overlap import measure_overlap
 from perfmodel.traces.replay import compare_collectives, compare_steps, replay_programs
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 COLLECTIVE_LIMIT_S = 100e-6
 STEP_LIMIT_FRAC = 0.03
+US = 1e-6
 
 
 def traces(*paths):
@@ -102,3 +103,55 @@ def test_ranks_of_different_runs_are_refused(dlrm):
 def test_a_trace_without_launches_is_refused(dlrm):
     with pytest.raises(ConfigError, match="no call launches device work"):
         replay_programs([dataclasses.replace(dlrm[0], device=())])
+
+
+def call(name, start, end, correlation):
+    return HostSpan(name=name, thread="1", start_s=start * US, end_s=end * US, correlation=correlation)
+
+
+def kernel(stream, start, end, correlation):
+    return DeviceSpan(
+        name="k", kind="kernel", stream=stream, start_s=start * US, end_s=end * US, correlation=correlation
+    )
+
+
+def two_streams(syncs):
+    """A long kernel on stream 7, an event, a short kernel after it on 7; stream 20 waits for the event, not for the last."""
+    calls = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        call("cudaEventRecord", 5, 6, 2),
+        call("cudaLaunchKernel", 6, 10, 3),
+        call("cudaStreamWaitEvent", 10, 11, 4),
+        call("cudaLaunchKernel", 11, 15, 5),
+    ]
+    device = [kernel(7, 8, 58, 1), kernel(20, 59, 70, 5), kernel(7, 59, 90, 3)]
+    return KinetoTrace(
+        path="t.json",
+        rank=0,
+        world_size=1,
+        origin_us=0.0,
+        ops=(),
+        calls=tuple(calls),
+        device=tuple(device),
+        steps=(Step(name="ProfilerStep#0", start_s=0.0, end_s=20 * US),),
+        syncs=syncs,
+    )
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_stream_waits_for_the_event_and_not_for_what_comes_after_it(recorded):
+    record = SyncRecord(kind="Stream Wait Event", correlation=4, stream=20, on_stream=7, record_correlation=2)
+    (rank,) = replay_programs([two_streams((record,) if recorded else ())])
+    timeline = simulate([rank.program])
+    ends = {c: int(timeline.ends(0)[task]) for c, task in rank.device_tasks.items()}
+    starts = {c: int(timeline.starts(0)[task]) for c, task in rank.device_tasks.items()}
+    # Kernel 1 starts 8 us after its call and runs 50; the others follow it after the one gap the trace shows, 1 us.
+    assert ends[1] == 58_000_000
+    assert starts[5] == starts[3] == 59_000_000
+
+
+def test_a_recorded_wait_for_another_stream_is_believed_over_the_clock():
+    record = SyncRecord(kind="Stream Wait Event", correlation=4, stream=21, on_stream=7, record_correlation=2)
+    (rank,) = replay_programs([two_streams((record,))])
+    timeline = simulate([rank.program])
+    assert int(timeline.starts(0)[rank.device_tasks[5]]) == (11 + 8) * 1_000_000  # its launch alone holds it back
