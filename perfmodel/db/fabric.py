@@ -41,9 +41,10 @@ NEAREST: Mapping[str, str] = MappingProxyType(
         "nvlink_mesh_a800": "nvswitch_a100",
         "nvlink_mesh_h100": "nvswitch_h100",
         "nvlink_mesh_gh200": "nvswitch_h200",
-        "pcie_l40": "pcie_l40s",
     }
 )
+# Any other PCIe box: the healthy one that was measured, its bandwidth part scaled to the box's own links.
+_NEAREST_PCIE = "pcie_rtx_pro_6000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def list_fabrics(root: str | Path | None = None) -> list[str]:
 def load_fabric(name: str, root: str | Path | None = None) -> FabricFit | None:
     """The fit of a fabric, or of the one nearest to it; None if neither has one. Raises ConfigError with every mistake."""
     folder = fabrics_dir(root)
-    for candidate in (name, NEAREST.get(name, "")):
+    for candidate in (name, NEAREST.get(name, _NEAREST_PCIE if name.startswith("pcie_") else "")):
         path = fit_path(folder / candidate, FAMILY)
         if candidate and path.is_file():
             return _load(folder / candidate, path.stat().st_mtime_ns)

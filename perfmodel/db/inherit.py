@@ -37,12 +37,10 @@ def distance(device: Device, donor: Device) -> tuple[float, str]:
 def nearest_donor(device: Device, donors: Iterable[Device], family: str) -> Device | None:
     """The device whose fit of `family` suits `device` best, or None if no device of its kind has one of its own."""
     measured = [
-        donor
-        for donor in donors
-        if donor.kind == device.kind and donor.name != device.name and _is_own(donor.fits.get(family))
+        donor for donor in donors if donor.kind == device.kind and donor.name != device.name and family in donor.fits
     ]
-    named = [donor for donor in measured if donor.name == device.nearest]
-    return min(named or measured, key=lambda donor: distance(device, donor), default=None)
+    measured.sort(key=lambda donor: (donor.name != device.nearest, distance(device, donor)))
+    return next((donor for donor in measured if INHERITED_KEY not in donor.fits[family].provenance), None)
 
 
 def inherit_fits(device: Device, donors: Iterable[Device]) -> Device:
@@ -66,10 +64,6 @@ def _derived(fit: Fit, donor: str) -> Fit:
         provenance={**fit.provenance, INHERITED_KEY: donor},
         source=Source.DERIVED,
     )
-
-
-def _is_own(fit: Fit | None) -> bool:
-    return fit is not None and INHERITED_KEY not in fit.provenance
 
 
 def _capability(device: Device) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,7 +51,10 @@ def resolve_device(name: str, root: str | Path | None = None) -> str:
     Raises MissingCalibrationError that names the nearest devices.
     """
     folder = db_root(root)
-    names = _names(folder, _stamp(folder))
+    return _resolve(name, _names(folder, _stamp(folder)))
+
+
+def _resolve(name: str, names: Mapping[str, str]) -> str:
     found = names.get(normalise(name))
     if found is None:
         known = sorted(set(names.values()))
@@ -74,20 +78,19 @@ def normalise(name: str) -> str:
 def load_device(name: str, root: str | Path | None = None) -> Device:
     """The device called `name` (or one of its aliases) with its own fits and those inherited from the nearest devices.
 
-    Raises MissingCalibrationError if there is none, ConfigError with every mistake in its files.
+    Raises MissingCalibrationError if there is none, ConfigError with every mistake in a file that it reads: every
+    device.yaml, its own fits, and those it inherits.
     """
     folder = db_root(root)
-    return _all_devices(folder, _stamp(folder))[resolve_device(name, folder)]
+    stamp = _stamp(folder)
+    return _complete(folder, stamp, _resolve(name, _names(folder, stamp)))
 
 
 def load_own(device_dir: Path) -> Device:
     """The device in a folder with its own fits only. Raises ConfigError with every mistake of all its files."""
     problems: list[str] = []
     spec = read_spec(device_dir / DEVICE_FILE)
-    if spec.name != device_dir.name:
-        problems.append(
-            f"{device_dir / DEVICE_FILE}: name: found {spec.name!r}, allowed {device_dir.name!r} (its folder)"
-        )
+    problems.extend(_wrong_name(spec, device_dir / DEVICE_FILE))
     fits = {}
     for family in list_fits(device_dir):
         try:
@@ -97,6 +100,12 @@ def load_own(device_dir: Path) -> Device:
     if problems:
         raise ConfigError(problems)
     return to_device(spec, fits)
+
+
+def _wrong_name(spec: DeviceSpec, path: Path) -> list[str]:
+    if spec.name == path.parent.name:
+        return []
+    return [f"{path}: name: found {spec.name!r}, allowed {path.parent.name!r} (its folder)"]
 
 
 def read_spec(path: Path) -> DeviceSpec:
@@ -138,36 +147,88 @@ def to_device(spec: DeviceSpec, fits: Mapping[str, Fit] | None = None) -> Device
     )
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int], ...]:
+class _FitsOnDisk(Mapping[str, Fit]):
+    """The fits in a device's folder, each read when it is first asked for."""
+
+    def __init__(self, device_dir: Path) -> None:
+        self._dir = device_dir
+        self._families = tuple(list_fits(device_dir))
+        self._read: dict[str, Fit] = {}
+
+    def __getitem__(self, family: str) -> Fit:
+        if family not in self._families:
+            raise KeyError(family)
+        if family not in self._read:
+            self._read[family] = read_fit(self._dir, family)
+        return self._read[family]
+
+    def __contains__(self, family: object) -> bool:
+        return family in self._families
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._families)
+
+    def __len__(self) -> int:
+        return len(self._families)
+
+
+Stamp = tuple[tuple[str, str, int], ...]
+
+
+def _stamp(folder: Path) -> Stamp:
     """Names and times of all device and fit files: a changed database is read again."""
-    paths = sorted([*folder.glob(f"*/{DEVICE_FILE}"), *folder.glob("*/*.fit.*")])
-    return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+    found = []
+    with os.scandir(folder) as entries:
+        device_dirs = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    for device_dir in device_dirs:
+        with os.scandir(device_dir) as files:
+            found += [
+                (device_dir, file.name, file.stat().st_mtime_ns)
+                for file in files
+                if file.name == DEVICE_FILE or ".fit." in file.name
+            ]
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=4)
-def _all_devices(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Mapping[str, Device]:
-    own: dict[str, Device] = {}
+def _specs(folder: Path, stamp: Stamp) -> Mapping[str, DeviceSpec]:
+    """The datasheet of every device, by folder."""
+    specs: dict[str, DeviceSpec] = {}
     problems: list[str] = []
     for path in sorted(folder.glob(f"*/{DEVICE_FILE}")):
         try:
-            own[path.parent.name] = load_own(path.parent)
+            specs[path.parent.name] = read_spec(path)
         except ConfigError as error:
             problems.extend(error.problems)
+        else:
+            problems.extend(_wrong_name(specs[path.parent.name], path))
     if problems:
         raise ConfigError(problems)
-    return {name: inherit_fits(device, own.values()) for name, device in own.items()}
+    return specs
 
 
 @lru_cache(maxsize=4)
-def _names(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Mapping[str, str]:
+def _devices(folder: Path, stamp: Stamp) -> Mapping[str, Device]:
+    """Every device with its own fits, unread."""
+    specs = _specs(folder, stamp)
+    return {name: replace(to_device(spec), fits=_FitsOnDisk(folder / name)) for name, spec in specs.items()}
+
+
+@lru_cache(maxsize=256)
+def _complete(folder: Path, stamp: Stamp, name: str) -> Device:
+    devices = _devices(folder, stamp)
+    return inherit_fits(devices[name], devices.values())
+
+
+@lru_cache(maxsize=4)
+def _names(folder: Path, stamp: Stamp) -> Mapping[str, str]:
     names: dict[str, str] = {}
     problems: list[str] = []
-    for path in sorted(folder.glob(f"*/{DEVICE_FILE}")):
-        spec = read_spec(path)
-        for alias in (path.parent.name, spec.title, *spec.aliases):
-            owner = names.setdefault(normalise(alias), path.parent.name)
-            if owner != path.parent.name:
-                problems.append(f"{path}: aliases: {alias!r} already names {owner}")
+    for name, spec in _specs(folder, stamp).items():
+        for alias in (name, spec.title, *spec.aliases):
+            owner = names.setdefault(normalise(alias), name)
+            if owner != name:
+                problems.append(f"{folder / name / DEVICE_FILE}: aliases: {alias!r} already names {owner}")
     if problems:
         raise ConfigError(problems)
     return names
