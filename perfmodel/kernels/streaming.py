@@ -1,10 +1,11 @@
 """Kernels bound by memory traffic that have no measurements of their own: copies, fills, gathers, optimizers, random numbers.
 
-    time = floor + bytes / (memory bandwidth · sustained fraction · pattern fraction)
+    time = max(plain(bytes / pattern fraction), FLOPs / peak, serial steps · step time)
 
-`sustained` is what a plain streaming kernel reaches of the datasheet bandwidth; `pattern` is what the access pattern leaves
-of that. Families here are derived: they take the device's own floor and bandwidth, and their pattern fractions from the
-kernel listing of DLRM training on a V100 (owensgroup/ml_perf_model, op -> kernel -> us; batch 2048), named per family.
+`plain(b)` is the time of a pointwise kernel that moves b bytes: by the device's own fit of the family `elementwise`, where it
+has one (that includes what is still in L2), else floor + b / (sustained fraction · bandwidth). The pattern fraction is what
+the access pattern leaves of that bandwidth, from the kernel listing of DLRM training on a V100 (owensgroup/ml_perf_model,
+op -> kernel -> us; batch 2048), named per family.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.db.device import Device
-from perfmodel.estimate import Estimate, Source
-from perfmodel.kernels.registry import KernelCall, kernel_family
+from perfmodel.estimate import Estimate, Source, Work
+from perfmodel.graph import ITEMSIZE_BYTES
+from perfmodel.kernels.registry import FAMILIES, KernelCall, kernel_family
 from perfmodel.kernels.roofline import estimates, peak_flops_per_s
 
 # Sustained copy bandwidth over datasheet bandwidth: 817 of 900 GB/s on V100, 1391 of 1555 GB/s on A100
@@ -41,24 +44,47 @@ PATTERN_FRAC: Mapping[str, float] = {
 }
 LOW_FRAC, HIGH_FRAC = 0.6, 1.7
 
-
-def streaming_s(calls: Sequence[KernelCall], device: Device) -> np.ndarray:
-    """Seconds of each call by the law above, or by its FLOPs if these take longer."""
-    sustained = SUSTAINED_FRAC if device.kind == "cuda" else CPU_SUSTAINED_FRAC
-    rates = {family: device.memory_bytes_per_s * sustained * frac for family, frac in PATTERN_FRAC.items()}
-    peaks = {pipe: peak_flops_per_s(device, pipe) for pipe in {call.pipe for call in calls}}
-    moved = np.array([call.work.read_bytes + call.work.write_bytes for call in calls], dtype=np.float64)
-    flops = np.array([call.work.flops for call in calls], dtype=np.float64)
-    rate = np.array([rates[call.family] for call in calls])
-    peak = np.array([peaks[call.pipe] for call in calls])
-    serial = np.array([call.features.get("serial_steps", 0.0) for call in calls]) * SERIAL_STEP_S
-    body: np.ndarray = device.kernel_floor_s + np.maximum(np.maximum(moved / rate, flops / peak), serial)
-    return body
-
-
 # A step of a loop that one block runs alone waits for two dependent loads from device memory, about 500 ns each
 # (Jia et al., arXiv:1804.06826, V100: 375 to 1029 cycles of 0.65 ns by TLB level).
 SERIAL_STEP_S = 0.8e-6
+
+PLAIN = "elementwise"
+
+
+def streaming_s(calls: Sequence[KernelCall], device: Device) -> NDArray[np.float64]:
+    """Seconds of each call by the law above."""
+    peaks = {pipe: peak_flops_per_s(device, pipe) for pipe in {call.pipe for call in calls}}
+    flops = np.array([call.work.flops for call in calls], dtype=np.float64)
+    peak = np.array([peaks[call.pipe] for call in calls])
+    serial = np.array([call.features.get("serial_steps", 0.0) for call in calls]) * SERIAL_STEP_S
+    arithmetic = device.kernel_floor_s + np.maximum(flops / peak, serial)
+    time_s: NDArray[np.float64] = np.maximum(plain_s(calls, device), arithmetic)
+    return time_s
+
+
+def plain_s(calls: Sequence[KernelCall], device: Device) -> NDArray[np.float64]:
+    """Seconds of pointwise kernels that move the calls' bytes, each over its pattern fraction."""
+    if PLAIN in device.fits:
+        found = FAMILIES[PLAIN]([_plain_call(call) for call in calls], device)
+        return np.array([estimate.time_s for estimate in found])
+    sustained = SUSTAINED_FRAC if device.kind == "cuda" else CPU_SUSTAINED_FRAC
+    moved = np.array([call.work.bytes / PATTERN_FRAC[call.family] for call in calls], dtype=np.float64)
+    return device.kernel_floor_s + moved / (device.memory_bytes_per_s * sustained)
+
+
+def _plain_call(call: KernelCall) -> KernelCall:
+    """A vectorised pointwise kernel with one stream in and one out that moves the call's bytes over its pattern fraction."""
+    fraction = PATTERN_FRAC[call.family]
+    itemsize = ITEMSIZE_BYTES[call.dtype]
+    work = Work(read_bytes=round(call.work.read_bytes / fraction), write_bytes=round(call.work.write_bytes / fraction))
+    features = {
+        "n_elems": work.bytes / (2 * itemsize),
+        "n_streams": 2.0,
+        "vectorised": 1.0,
+        "itemsize_bytes": float(itemsize),
+        "op_kind": 0.0,
+    }
+    return KernelCall(family=PLAIN, work=work, dtype=call.dtype, features=features)
 
 
 def streaming(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
