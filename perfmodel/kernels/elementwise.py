@@ -6,7 +6,8 @@ Features of the family `elementwise`:
 - `n_streams`: tensors of that size that move (operands read and results written); a scalar or a short operand is none.
 - `vectorised`: 1 if all moving tensors have one element size and lie in one dense order, so that PyTorch's kernel loads
   16 bytes at a time (ATen/native/cuda/CUDALoops.cuh, `vectorized_elementwise_kernel`); 0 for its strided kernel.
-- `itemsize_bytes`: bytes of an element of the widest operand. `op_kind`: 0 arithmetic, 1 with transcendentals.
+- `itemsize_bytes`: bytes of an element of the widest operand. `op_kind`: 0 arithmetic, 1 with transcendentals,
+  2 a kernel of vLLM.
 
 FLOPs an element are those of the formula on real numbers; a division, square root, exponential or error function is one.
 """
@@ -23,6 +24,7 @@ from perfmodel.kernels.registry import KernelCall, kernel_rule
 Calls = tuple[KernelCall, ...]
 
 FAMILY = "elementwise"
+SERVING = 2  # op_kind of a kernel of vLLM
 PIPE = "fp32"  # 16-bit operands are computed in fp32 (ATen opmath_t), never on tensor cores
 
 # FLOPs an element of ops on one, two or three tensors or numbers, by name without `aten.`; each also in place (`_`).
@@ -190,3 +192,9 @@ def fused_pointwise(op: Op) -> Calls:
     `attrs["flops_per_elem"]` counts the chain's FLOPs for each element written (default 1).
     """
     return pointwise_calls(op.inputs, op.outputs, int(op.attrs.get("flops_per_elem", 1)), op_kind=1)
+
+
+@kernel_rule("vllm.silu_and_mul", "vllm.gelu_new", "vllm.gelu_and_mul")
+def serving_activation(op: Op) -> Calls:
+    """An activation of the serving engine vLLM: a block a row, one element a thread (its csrc/activation_kernels.cu)."""
+    return pointwise_calls(op.inputs, op.outputs, 6, op_kind=SERVING)

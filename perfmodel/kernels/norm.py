@@ -3,8 +3,8 @@
 Features of the family `norm`:
 
 - `rows`: groups that are normalised independently; `cols`: elements of each.
-- `kind`: LAYER, RMS, GROUP or BATCH. `stage`: FORWARD, GRAD_INPUT or GRAD_WEIGHT, kernels of their own (batch norm's
-  backward is one kernel, GRAD_INPUT). `itemsize_bytes`: bytes of an input element.
+- `kind`: LAYER, RMS, GROUP, BATCH or SERVING_RMS (vLLM's kernel). `stage`: FORWARD, GRAD_INPUT or GRAD_WEIGHT, kernels of
+  their own (batch norm's backward is one kernel, GRAD_INPUT). `itemsize_bytes`: bytes of an input element.
 
 Work counts what the kernel moves: a kernel that goes over its input twice because a group does not fit on chip (batch norm:
 statistics, then the normalised values) reads it twice. FLOPs an element are those of the formulas; a square root or
@@ -25,7 +25,7 @@ from perfmodel.kernels.registry import KernelCall, kernel_rule
 Calls = tuple[KernelCall, ...]
 
 FAMILY = "norm"
-LAYER, RMS, GROUP, BATCH = 0, 1, 2, 3
+LAYER, RMS, GROUP, BATCH, SERVING_RMS = 0, 1, 2, 3, 4
 FORWARD, GRAD_INPUT, GRAD_WEIGHT = 0, 1, 2
 
 # Mean 1, squared difference and its sum 3, normalise 2, scale and shift 2.
@@ -80,6 +80,12 @@ def layer_norm(op: Op) -> Calls:
 def rms_norm(op: Op) -> Calls:
     """Reads input and weight once; writes the output and each row's inverse root mean square."""
     return _forward(op, RMS, RMS_FORWARD_FLOPS)
+
+
+@kernel_rule("vllm.rms_norm")
+def serving_rms_norm(op: Op) -> Calls:
+    """RMS norm of the serving engine vLLM, which saves no statistics."""
+    return _forward(op, SERVING_RMS, RMS_FORWARD_FLOPS)
 
 
 def _backward(op: Op, kind: int, flops: tuple[int, int]) -> Calls:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from perfmodel.errors import ConfigError
 from perfmodel.graph import Op
 from perfmodel.units import MS_PER_S, US_PER_S
 from perfmodel.validate.kernel_rows import EAGER_FLOOR, Format, KernelRow, Row, tensor
@@ -28,7 +29,7 @@ def _int(row: Row, name: str) -> int:
 def _read_aic_gemm(file: str, row: Row) -> Iterator[KernelRow]:
     name = file.split(".", maxsplit=1)[0]
     if not name.startswith(_GEMM_FILE):
-        raise ValueError(f"the device is read from a file name {_GEMM_FILE}<device>.csv")
+        raise ConfigError(f"file name: found {file!r}, allowed {_GEMM_FILE}<device>.csv: it names the device")
     times = [float(value) for key, value in row.items() if key.startswith("us_") and value]
     m, n, k = _int(row, "m"), _int(row, "n"), _int(row, "k")
     yield KernelRow(

@@ -117,9 +117,9 @@ def _rows(path: Path, reader: csv.DictReader[str], form: Format) -> Iterator[Ker
                 if item.device not in devices:
                     devices[item.device] = resolve_device(item.device)
                 yield _checked(item, devices[item.device])
+        except (ConfigError, MissingCalibrationError) as error:
+            raise ConfigError(f"{path}: line {reader.line_num}: {error}") from error
         except (KeyError, ValueError, TypeError) as error:
-            if isinstance(error, ConfigError | MissingCalibrationError):
-                raise ConfigError(f"{path}: line {reader.line_num}: {error}") from error
             raise ConfigError(
                 f"{path}: line {reader.line_num}: found {_short(row)}, needs numbers in the columns of {form.name}"
             ) from error
