@@ -13,6 +13,8 @@ from perfmodel.sim.steady import CarryDep
 # Launches that fit between the host and one device stream before cudaLaunchKernel blocks until a kernel has completed.
 # CUDA does not document it; "about 1000 a stream" is what users measure (stackoverflow.com/questions/53970187, 2018).
 LAUNCH_QUEUE_DEPTH = 1024
+# A queue that holds more iterations of a stream than this is left out: a busier stream of the rank holds the host first.
+MAX_DISTANCE = 8
 
 
 def with_launch_queue(
@@ -21,7 +23,8 @@ def with_launch_queue(
     """Adds the deps by which a host task waits until the kernel launched `depth` earlier on the same stream has ended.
 
     A device task is launched by the last host task among its deps; one without such a dep is not counted. Returns the
-    programs and, for iterations in sequence, the carry deps by which the queue reaches over their seam.
+    programs and, for iterations in sequence, the carry deps by which the queue reaches over their seam (over at most
+    `MAX_DISTANCE` iterations). Without blocking calls the queue moves host work in time but leaves the pace as it is.
 
     Raises:
         GraphError: a depth below 1, or a host task that stands before a kernel it would have to wait for.
@@ -40,6 +43,8 @@ def with_launch_queue(
             for i in range(min(depth, n)):
                 back = depth - i  # this many launches before the first of the iteration
                 distance = -(-back // n)
+                if distance > MAX_DISTANCE:
+                    continue
                 carry.append(CarryDep(cls=cls, task=launchers[i], on=kernels[n * distance - back], distance=distance))
         limited.append(_with_deps(cls, part, waits))
     return limited, carry

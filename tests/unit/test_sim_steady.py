@@ -11,7 +11,7 @@ from perfmodel.errors import GraphError
 from perfmodel.sim import COMM, COMPUTE, COPY, HOST, Program, Task, compile_programs, simulate
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
-from perfmodel.sim.launch import with_launch_queue
+from perfmodel.sim.launch import MAX_DISTANCE, with_launch_queue
 from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.path import critical_path
 from perfmodel.sim.steady import CarryDep, simulate_steady, unrolled
@@ -79,6 +79,11 @@ def test_a_queue_longer_than_an_iteration_reaches_over_several():
     assert sorted((c.task, c.on, c.distance) for c in carry) == [(0, 3, 3), (2, 1, 2)]
     steady = simulate_steady(limited, carry_deps=carry)
     assert (steady.iteration_ps, steady.converged) == (20, True)
+
+
+def test_a_queue_far_longer_than_an_iteration_is_left_out():
+    assert with_launch_queue([launches(1, 10, n=2)], depth=2 * MAX_DISTANCE)[1]
+    assert with_launch_queue([launches(1, 10, n=2)], depth=2 * MAX_DISTANCE + 2)[1] == []
 
 
 @pytest.mark.parametrize("depth", [0, -1])
