@@ -21,6 +21,7 @@ from perfmodel.kernels.unmodelled import unmodelled
 MAX_REMEMBERED_OPS = 1_000_000  # about 200 MB; beyond it the memory of rule results starts anew
 
 SPARSE_ARGUMENT = ".values"  # a sparse tensor argument is given as two tensors, `<name>.indices` and `<name>.values`
+EMBEDDING_BAG_BACKWARD = "aten._embedding_bag_backward"
 
 Calls = tuple[KernelCall, ...]
 
@@ -35,7 +36,12 @@ def registered_rules() -> Mapping[str, Rule]:
 
 
 def rule_key(op: Op) -> str:
-    """Key of the rule for `op`: its name, with `@sparse` behind it if an argument is a sparse tensor."""
+    """Key of the rule for `op`: its name, with `@sparse` behind it if an argument is a sparse tensor.
+
+    The backward of an embedding bag is recorded whole, above its dense and its sparse kernel; here it becomes one of them.
+    """
+    if op.name == EMBEDDING_BAG_BACKWARD:
+        return f"aten._embedding_bag_{'sparse' if op.attrs.get('sparse') else 'dense'}_backward"
     is_sparse = any(name.endswith(SPARSE_ARGUMENT) for name in op.input_names)
     return f"{op.name}@sparse" if is_sparse else op.name
 
