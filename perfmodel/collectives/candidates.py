@@ -17,6 +17,7 @@ from perfmodel.collectives.nccl_tables import Algorithm, Generation, Protocol
 from perfmodel.collectives.rings import Lane
 from perfmodel.collectives.settings import Settings
 from perfmodel.topology import PathKind
+from perfmodel.units import US_PER_S
 
 RING_OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 # Fewest GPUs with which NCCL takes in-switch reduction on one node: 8x H200 and 8x B200, all-reduce of 8 GiB with 4 to 8 GPUs
@@ -87,7 +88,7 @@ def hop_s(lane: Lane | None, algorithm: Algorithm, protocol: Protocol) -> float:
         return 0.0
     row = medium(lane)
     table_s = nccl.HOP_S[row].get(algorithm, nccl.HOP_S[row][Algorithm.RING])[protocol]
-    return max(table_s + lane.hop_s - _REFERENCE_S[row] / nccl.US_PER_S, table_s * _MIN_HOP_FRAC)
+    return max(table_s + lane.hop_s - _REFERENCE_S[row] / US_PER_S, table_s * _MIN_HOP_FRAC)
 
 
 def n_channels(setting: Setting) -> int:

@@ -13,7 +13,8 @@ from perfmodel.collectives.call import CollectiveCall
 from perfmodel.collectives.candidates import Candidate
 from perfmodel.collectives.group import Group
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
-from perfmodel.topology import Topology
+from perfmodel.collectives.price import Price
+from perfmodel.estimate import Source
 
 
 def rounds_and_bytes(op: str, n_ranks: int, n_bytes: float) -> tuple[int, float]:
@@ -32,12 +33,12 @@ def rounds_and_bytes(op: str, n_ranks: int, n_bytes: float) -> tuple[int, float]
     return n_ranks - 1, share * n_bytes
 
 
-def candidate(call: CollectiveCall, topology: Topology, group: Group) -> Candidate:
+def price(call: CollectiveCall, group: Group) -> Price:
     """The time by the links' own figures."""
     lane = min((lane for lane in (group.intra, group.inter) if lane is not None), key=lambda lane: lane.bus_bytes_per_s)
     hop_s = max(lane.hop_s for lane in (group.intra, group.inter) if lane is not None)
     rounds, moved = rounds_and_bytes(call.op, call.n_ranks, call.bytes)
-    return Candidate(
+    candidate = Candidate(
         algorithm=Algorithm.RING if call.op in ("all_reduce", "all_gather", "reduce_scatter") else Algorithm.DIRECT,
         protocol=Protocol.NONE,
         latency_s=rounds * hop_s,
@@ -45,3 +46,4 @@ def candidate(call: CollectiveCall, topology: Topology, group: Group) -> Candida
         n_channels=1,
         bottleneck=lane.link.name,
     )
+    return Price(candidate=candidate, source=Source.ROOFLINE, range_frac=(0.75, 1.35))

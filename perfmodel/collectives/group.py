@@ -87,7 +87,7 @@ def _intra_lane(topology: Topology, units: Sequence[Unit]) -> Lane | None:
 
 def _inter_lane(topology: Topology, units: Sequence[Unit]) -> tuple[Lane, int]:
     """The lane from each unit to the next, the slowest of them, and the fewest NICs that a unit uses."""
-    steps = {}
+    steps: dict[tuple[object, ...], tuple[Unit, Unit]] = {}
     for unit, following in zip(units, (*units[1:], units[0]), strict=True):
         key = (unit_shape(topology, unit), unit_shape(topology, following), _same_leaf(topology, unit[0], following[0]))
         steps.setdefault(key, (unit, following))

@@ -106,7 +106,7 @@ def _packed(topology: Topology, cycles: Sequence[Order], lanes: dict[frozenset[i
     solved = linprog(-np.ones(len(cycles)), A_ub=uses, b_ub=limits / scale, method="highs")
     weights = np.asarray(solved.x) * scale
     n_directions = 1 if len(cycles[0]) == 2 else 2  # two ranks: the only ring already uses both directions
-    used = [(cycles[j], float(weights[j])) for j in np.flatnonzero(weights > scale * 1e-9)]
+    used = [(cycle, float(w)) for cycle, w in zip(cycles, weights, strict=True) if w > scale * 1e-9]
     total = n_directions * float(weights.sum())
     # The limiting link in the sense of the programme: a full one, the narrowest of them.
     slack = limits - uses @ weights

@@ -24,24 +24,17 @@ _IGNORED = frozenset({"collnetdirect", "collnetchain", "collnet", "pat"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Allowed algorithms and protocols, and bounds on the number of channels."""
+    """Allowed algorithms and protocols, bounds on the number of channels, and the library version (empty: not said)."""
 
     algorithms: frozenset[Algorithm]
     protocols: frozenset[Protocol]
     min_channels: int = 1
     max_channels: int = MAX_CHANNELS
-
-    @property
-    def forced(self) -> bool:
-        """Whether anything differs from NCCL's defaults."""
-        return self != DEFAULTS
-
-
-DEFAULTS = Settings(algorithms=frozenset(_ALGORITHMS.values()), protocols=frozenset(_PROTOCOLS.values()))
+    version: str = ""
 
 
 def read_settings(env: Mapping[str, str], algo: str | None = None, proto: str | None = None) -> Settings:
-    """Settings from NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE, NCCL_{MIN,MAX}_NCHANNELS; arguments win.
+    """Settings from NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE, NCCL_{MIN,MAX}_NCHANNELS, NCCL_VERSION; arguments win.
 
     Raises ConfigError with every mistake: variable, what was found, what is allowed.
     """
@@ -63,6 +56,7 @@ def read_settings(env: Mapping[str, str], algo: str | None = None, proto: str | 
         protocols=frozenset(protocols),
         min_channels=min(low, high),
         max_channels=high,
+        version=env.get("NCCL_VERSION", ""),
     )
 
 

@@ -26,6 +26,7 @@ LAW = "collective-regimes-v1"
 # Sizes of the correction's grid: 2^9 to 2^30 bytes.
 FIRST_LOG2_BYTES, LAST_LOG2_BYTES = 9, 30
 N_SIZES = LAST_LOG2_BYTES - FIRST_LOG2_BYTES + 1
+_ROWS, _BUS = "rows.n", "bus_bytes_per_s.n"
 # A correction never moves a law by more than a factor of two.
 MAX_CORRECTION = 0.7
 # Fabrics without measurements that share a chip's links with one that has them.
@@ -75,8 +76,8 @@ class FabricFit:
         fit: what is on disk.
         regimes: by (op, regime), a regime being `<algorithm>_<protocol>`.
         group_sizes: numbers of ranks that were measured, ascending.
-        bus_bytes_per_s: for each of group_sizes the ring bandwidth of the measured machine by its topology; another
-            machine's bandwidth part scales with it.
+        bus_bytes_per_s: by number of ranks (measured or not) the ring bandwidth of the measured machine by its topology;
+            another machine's bandwidth part scales with it.
         tuner_bus_frac: what NCCL takes that bandwidth for when it chooses, as a share of it.
         range_frac: by op the (low, high) multipliers of a prediction, from held-out residuals.
         power_law: growth(n) is a power of n (PCIe trees) instead of tending to a constant (switches).
@@ -86,7 +87,7 @@ class FabricFit:
     fit: Fit
     regimes: Mapping[tuple[str, str], RegimeFit]
     group_sizes: tuple[int, ...]
-    bus_bytes_per_s: tuple[float, ...]
+    bus_bytes_per_s: Mapping[int, float]
     tuner_bus_frac: float
     range_frac: Mapping[str, tuple[float, float]]
     power_law: bool
@@ -131,18 +132,23 @@ def to_fabric(name: str, fit: Fit, where: str = "") -> FabricFit:
     if problems:
         raise ConfigError(problems)
     values = fit.parameters
-    sizes = tuple(sorted(int(key.removeprefix("bus_bytes_per_s.n")) for key in values if key.startswith("bus_bytes")))
     ops = {op for op, _ in _regime_names(fit)}
     return FabricFit(
         fabric=name,
         fit=fit,
         regimes=MappingProxyType({key: _regime(fit, *key) for key in _regime_names(fit)}),
-        group_sizes=sizes,
-        bus_bytes_per_s=tuple(values[f"bus_bytes_per_s.n{size}"] for size in sizes),
+        group_sizes=tuple(_by_ranks(fit, _ROWS)),
+        bus_bytes_per_s=MappingProxyType(_by_ranks(fit, _BUS)),
         tuner_bus_frac=values.get("tuner_bus_frac", 1.0),
         range_frac={op: (values[f"{op}.low_frac"], values[f"{op}.high_frac"]) for op in sorted(ops)},
         power_law=values.get("power_law", 0.0) > 0,
     )
+
+
+def _by_ranks(fit: Fit, prefix: str) -> dict[int, float]:
+    """Parameters called `<prefix><ranks>`, by number of ranks, ascending."""
+    found = {int(key.removeprefix(prefix)): value for key, value in fit.parameters.items() if key.startswith(prefix)}
+    return dict(sorted(found.items()))
 
 
 def _regime_names(fit: Fit) -> list[tuple[str, str]]:
@@ -175,9 +181,10 @@ def check_fabric(name: str, fit: Fit, where: str = "") -> list[str]:
     """Every mistake of a fabric's fit, one line each: law, missing parameters, ranges, shapes and bounds of corrections."""
     where = where or name
     problems = [] if fit.law == LAW else [f"{where}: law: found {fit.law!r}, allowed {LAW!r}"]
-    n_sizes = sum(key.startswith("bus_bytes_per_s.n") for key in fit.parameters)
-    if not n_sizes:
-        problems.append(f"{where}: parameters: missing bus_bytes_per_s.n<ranks>")
+    n_sizes = sum(key.startswith(_ROWS) for key in fit.parameters)
+    for prefix in (_ROWS, _BUS):
+        if not any(key.startswith(prefix) for key in fit.parameters):
+            problems.append(f"{where}: parameters: missing {prefix}<ranks>")
     for op, regime in _regime_names(fit):
         stem = f"{op}.{regime}"
         needed = [f"{stem}.{key}" for key in ("base_s", "step_s", "n_slope")] + [f"{op}.low_frac", f"{op}.high_frac"]

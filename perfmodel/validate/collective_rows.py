@@ -1,0 +1,169 @@
+"""Measured collectives in the public formats, as rows: which machine, which collective, how long.
+
+The machine of a row is a shipped topology (or a copy of one with other numbers of nodes and NICs), so that scoring runs the
+whole path from topology to price. Formats are known by their columns; sources and licences stand in the data's PROVENANCE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from perfmodel.errors import ConfigError
+from perfmodel.units import MS_PER_S, US_PER_S
+
+GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A shipped topology, cut or extended to `nodes` nodes, of which `per_node` ranks of each take part."""
+
+    topology: str
+    nodes: int = 1
+    per_node: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One measured collective. `system` names the machine in tables, `version` the library."""
+
+    system: str
+    machine: Machine
+    op: str
+    bytes: int
+    n_ranks: int
+    dtype: str
+    version: str
+    measured_s: float
+
+    @property
+    def key(self) -> str:
+        """Equal for repeats, element types and library versions of one case."""
+        return f"{self.system}/{self.op}/{self.n_ranks}/{self.bytes}"
+
+
+# aiconfigurator's system names -> our topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4 and 8 GPUs: a topology of its
+# own. B300 and GB300 have the links of B200 and GB200.
+AIC_TOPOLOGIES: Mapping[str, str] = {
+    "a100_sxm": "dgx_a100_80gb",
+    "h100_sxm": "dgx_h100",
+    "h200_sxm": "dgx_h200",
+    "b200_sxm": "dgx_b200",
+    "b300_sxm": "dgx_b200",
+    "gb200": "gb200_nvl72",
+    "gb300": "gb200_nvl72",
+    "l40s": "pcie_8xl40s_no_p2p",
+    "rtx_pro_6000_server": "pcie_8xrtx_pro_6000",
+}
+_OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv", "all_gather_base": "all_gather", "all_to_allv": "all_to_all"}
+_DTYPES = {"half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16", "": "float32"}
+_VIDUR_TOPOLOGIES = {"a100_dgx": "dgx_a100_80gb", "h100_dgx": "dgx_h100"}
+
+
+def _aic(row: Row) -> CollectiveRow:
+    if row["system"] not in AIC_TOPOLOGIES:
+        raise ConfigError(f"system: found {row['system']!r}, allowed {', '.join(AIC_TOPOLOGIES)}")
+    return CollectiveRow(
+        system=row["system"],
+        machine=Machine(topology=AIC_TOPOLOGIES[row["system"]]),
+        op=_op(row["collective"]),
+        bytes=int(row["bytes"]),
+        n_ranks=int(row["num_gpus"]),
+        dtype=_DTYPES.get(row["dtype"], row["dtype"]),
+        version=row["nccl_dir_version"],
+        measured_s=float(row["us"]) / US_PER_S,
+    )
+
+
+def _vidur(row: Row) -> CollectiveRow | None:
+    """Kineto kernel durations of PyTorch's NCCL, rank skew included. Pairs of NVLink bridges have no shipped topology."""
+    topology = _VIDUR_TOPOLOGIES.get(row["node"])
+    if topology is None:
+        return None
+    n_ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
+    return CollectiveRow(
+        system=f"vidur_{row['node']}" + (f"_{n_ranks // per_node}n" if n_ranks > per_node else ""),
+        machine=Machine(topology=topology, nodes=max(1, n_ranks // per_node), per_node=per_node),
+        op=_op(row["collective"]),
+        bytes=int(row["bytes"]),
+        n_ranks=n_ranks,
+        dtype="float16",
+        version="",
+        measured_s=float(row["ms_median"]) / MS_PER_S,
+    )
+
+
+def _op(name: str) -> str:
+    return _OPS.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Columns that tell a format, and how its rows are read (None: a row of a machine that we have no topology of)."""
+
+    name: str
+    columns: frozenset[str]
+    read: Callable[[Row], CollectiveRow | None]
+
+
+FORMATS = (
+    Format("aiconfigurator NCCL", frozenset({"system", "collective", "dtype", "num_gpus", "bytes", "us"}), _aic),
+    Format("Vidur network", frozenset({"node", "collective", "num_workers", "devices_per_node", "ms_median"}), _vidur),
+)
+
+
+def is_collective_file(path: Path) -> bool:
+    """Whether a file's columns are those of one of FORMATS. Raises ConfigError for a file that cannot be read."""
+    with _open(path) as lines:
+        header = set(next(csv.reader(lines), []))
+    return any(form.columns <= header for form in FORMATS)
+
+
+def read_collectives(path: Path) -> list[CollectiveRow]:
+    """All rows of a CSV file (gzip or plain). Raises ConfigError with one line if it is of no known format or damaged."""
+    with _open(path) as lines:
+        reader = csv.DictReader(lines)
+        header = set(reader.fieldnames or ())
+        form = next((form for form in FORMATS if form.columns <= header), None)
+        if form is None:
+            allowed = "; ".join(f"{form.name} ({', '.join(sorted(form.columns))})" for form in FORMATS)
+            raise ConfigError(
+                f"{path}: columns: found {', '.join(sorted(header)) or 'none'}, allowed those of {allowed}"
+            )
+        return list(_rows(path, reader, form))
+
+
+def _rows(path: Path, reader: csv.DictReader[str], form: Format) -> Iterator[CollectiveRow]:
+    for row in reader:
+        try:
+            found = form.read(row)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: line {reader.line_num}: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: line {reader.line_num}: needs numbers in the columns of {form.name}: {error}"
+            ) from error
+        if found is not None:
+            yield found
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    """The text of a file, unpacked if it starts with gzip's magic number."""
+    try:
+        with path.open("rb") as probe:
+            packed = probe.read(2) == GZIP_MAGIC
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="") if packed else path.open(encoding="utf-8", newline="")
+        ) as lines:
+            yield lines
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error

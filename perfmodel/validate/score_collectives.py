@@ -1,0 +1,113 @@
+"""Scores collective prices on files of measured collectives: the engine of `perfmodel db score` for nccl-tests tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
+from perfmodel.config import load_topology
+from perfmodel.db.fabric import FabricFit
+from perfmodel.metrics import percentile
+from perfmodel.topology import Topology, build_topology
+from perfmodel.validate.collective_rows import CollectiveRow, Machine, read_collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveScore:
+    """One row and what was predicted for it."""
+
+    row: CollectiveRow
+    estimate: CollectiveEstimate
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted time (s)."""
+        return self.estimate.time_s
+
+    @property
+    def error(self) -> float:
+        """|predicted / measured - 1|."""
+        return abs(self.predicted_s / self.row.measured_s - 1.0)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measurement lies in the estimate's range."""
+        return self.estimate.low_s <= self.row.measured_s <= self.estimate.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Errors |predicted / measured - 1| (fractions) of one system and operation, and price sources by number of rows."""
+
+    system: str
+    op: str
+    n_rows: int
+    median: float
+    mean: float
+    p90: float
+    worst: float
+    inside_frac: float
+    sources: Mapping[str, int]
+
+
+@lru_cache(maxsize=256)
+def _machine(machine: Machine, version: str) -> Topology:
+    spec = load_topology(machine.topology)
+    if machine.nodes > 1:
+        spec = spec.with_nodes(machine.nodes)
+    env = {**spec.env, "NCCL_VERSION": version} if version else spec.env
+    return build_topology(spec.model_copy(update={"env": env}))
+
+
+def _ranks(topology: Topology, row: CollectiveRow) -> tuple[int, ...]:
+    """The first ranks of each node, or the first of all where an NVLink domain is larger than a host."""
+    if row.machine.nodes == 1:
+        return tuple(range(row.n_ranks))
+    chosen = [rank for host in topology.hosts() for rank in host[: row.machine.per_node]]
+    return tuple(chosen[: row.n_ranks])
+
+
+def score_rows(rows: Iterable[CollectiveRow], *, fits: Mapping[str, FabricFit] | None = None) -> list[CollectiveScore]:
+    """Every row with its prediction; `fits` by fabric instead of those in the database."""
+    scored = []
+    for row in rows:
+        topology = _machine(row.machine, row.version)
+        call = CollectiveCall(op=row.op, bytes=row.bytes, ranks=_ranks(topology, row), dtype=row.dtype)
+        scored.append(CollectiveScore(row=row, estimate=estimate_collective(call, topology, fits=fits)))
+    return scored
+
+
+def score_collectives(files: Sequence[str | Path], *, min_bytes: int = 1024, max_bytes: int = 2**29) -> list[Score]:
+    """Scores every system and operation in `files`, sizes from `min_bytes` to `max_bytes` (1 KiB to 512 MiB).
+
+    Raises ConfigError with one line for a file of no known format or a damaged one.
+    """
+    rows = [row for file in files for row in read_collectives(Path(file)) if min_bytes <= row.bytes <= max_bytes]
+    return summarise(score_rows(rows))
+
+
+def summarise(scored: Iterable[CollectiveScore]) -> list[Score]:
+    """Errors by system and operation, sorted by name."""
+    groups: dict[tuple[str, str], list[CollectiveScore]] = {}
+    for score in scored:
+        groups.setdefault((score.row.system, score.row.op), []).append(score)
+    return [_summary(key, members) for key, members in sorted(groups.items())]
+
+
+def _summary(key: tuple[str, str], members: Sequence[CollectiveScore]) -> Score:
+    errors = [score.error for score in members]
+    names = [score.estimate.source.label for score in members]
+    return Score(
+        system=key[0],
+        op=key[1],
+        n_rows=len(members),
+        median=percentile(errors, 0.5),
+        mean=sum(errors) / len(errors),
+        p90=percentile(errors, 0.9),
+        worst=max(errors),
+        inside_frac=sum(score.inside for score in members) / len(members),
+        sources={name: names.count(name) for name in sorted(set(names))},
+    )
