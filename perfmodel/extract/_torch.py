@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as optimizer_module
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -111,10 +112,20 @@ def sparse_tensor(indices: torch.Tensor, values: torch.Tensor, like: torch.Tenso
     return made
 
 
+def inside_backward_node() -> bool:
+    """True while an autograd node runs; False for the gradient of the loss itself, which is made before any."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None
+
+
 def accumulates_gradient() -> bool:
     """True while autograd adds a gradient to a parameter."""
     node: Any = torch._C._current_autograd_node()
     return node is not None and node._sequence_nr() == _ACCUMULATE_GRAD_NUMBER
+
+
+class FunctionMode(TorchFunctionMode):
+    """torch's function mode with a typed constructor; subclasses define `__torch_function__`."""
 
 
 class DispatchMode(TorchDispatchMode):

@@ -16,7 +16,7 @@ from perfmodel.errors import GraphError, PerfModelError
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
 # What torch says when Python asks a tensor without storage for a value, or an operator's result size depends on one.
-_VALUE_WAS_READ = ("cannot be called on meta tensors", "data-dependent", "meta tensor", "no data")
+_VALUE_WAS_READ = ("cannot be called on meta tensors", "data-dependent", "meta tensor", "no data", "meta_nonzero")
 # What it says when an operator has no kernel that works on shapes alone.
 _NO_SHAPE_KERNEL = ("Could not run", "not implemented for 'Meta'", "no meta", "on meta")
 

@@ -90,6 +90,7 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
         self._target = target
         self._paused = False
         self._on_host: set[int] = set()
+        self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
     def __torch_dispatch__(
@@ -104,6 +105,8 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             or self._is_host_work((args, kwargs))
         ):
             return func(*args, **kwargs)
+        if self._device == "meta":
+            args, kwargs = self._on_device(args), self._on_device(dict(kwargs))
         call = self._arguments(signature, args, kwargs)
         if sparse.is_stolen_gradient(signature.name, args):
             signature, result = _STEAL, sparse.stolen(args[0])
@@ -158,7 +161,8 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
 
     def _append(self, signature: _Signature, call: _Call, result: Any) -> None:
         in_backward = self.phase == "backward"
-        recompute = in_backward and (torch.is_grad_enabled() or self.paths.depth > 0)
+        again = self.paths.depth > 0 or (torch.is_grad_enabled() and _torch.inside_backward_node())
+        recompute = in_backward and again
         outputs = tuple(self.spec(part) for _, part in _tensors("", result))
         if not outputs:
             outputs = tuple(s for s, n in zip(call.inputs, call.names, strict=True) if n in signature.mutated)
@@ -194,6 +198,26 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             if not tensors and name not in _PLACEMENT:
                 call.attrs[name] = _plain(value)
         return call
+
+    def _on_device(self, value: Any) -> Any:
+        """The arguments with constants that the model left on the CPU as if they had been moved to the device.
+
+        Scalars stay: torch takes them from the host on every device.
+        """
+        if isinstance(value, torch.Tensor):
+            if value.is_meta or value.dim() == 0 or value.layout != torch.strided:
+                return value
+            if id(value) not in self._moved:
+                with self.paused():
+                    shell = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                self.storages.number(shell, kind="buffer", born=-1)
+                self._moved[id(value)] = (value, shell)
+            return self._moved[id(value)][1]
+        if isinstance(value, dict):
+            return {key: self._on_device(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._on_device(item) for item in value)
+        return value
 
     def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
         """Says that these scalars lie in host memory, whatever their device is here."""

@@ -45,6 +45,14 @@ def _embedding_bag_backward(*args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._embedding_bag_backward.default(*changed, **kwargs)
 
 
+def _cudnn_rnn_backward(*args: Any, **kwargs: Any) -> Any:
+    """Gradients of input, states and weights; torch has the forward kernel for `meta` only."""
+    image, weights, _, _, hidden, cell = args[:6]
+    no_cell = torch.empty(0, dtype=image.dtype, device=image.device)
+    states = (torch.empty_like(hidden), no_cell if cell is None else torch.empty_like(cell))
+    return (torch.empty_like(image), *states, [torch.empty_like(weight) for weight in weights])
+
+
 _SPARSE_ON_META: Mapping[str, StandIn] = {
     "aten._coalesce": coalesce,
     "aten.sparse_mask": sparse_mask,
@@ -59,6 +67,8 @@ def stand_in(name: str, args: tuple[Any, ...]) -> StandIn | None:
         return in_place if args[0][0].is_meta else None
     if name == "aten._embedding_bag_backward" and args[3].is_meta and args[3].numel() < args[1].numel():
         return _embedding_bag_backward
+    if name == "aten._cudnn_rnn_backward":
+        return _cudnn_rnn_backward
     made = _SPARSE_ON_META.get(name)
     if made is None or not any(isinstance(a, Tensor) and a.layout == torch.sparse_coo and a.is_meta for a in args):
         return None

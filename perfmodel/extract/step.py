@@ -11,10 +11,11 @@ from torch import Tensor
 
 from perfmodel.errors import GraphError
 from perfmodel.extract import _torch, optimizers
+from perfmodel.extract.devices import OneDevice
 from perfmodel.extract.failures import explained
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
-from perfmodel.extract.rewrites import attention, dropout, norm  # noqa: F401 -- each registers its routes
+from perfmodel.extract.rewrites import attention, dropout, norm, rnn  # noqa: F401 -- each registers its routes
 from perfmodel.extract.rewrites.autocast import Autocast, Casting, autocast
 from perfmodel.extract.rewrites.routing import Routing, routes
 from perfmodel.extract.rewrites.scaler import LossScale
@@ -244,6 +245,7 @@ def _run(step: _Step, *, training: bool) -> None:
         stack.enter_context(_torch.module_hooks(step.paths.enter, step.paths.leave))
         if step.values == "meta":
             stack.enter_context(torch.device("meta"))
+        stack.enter_context(OneDevice(step.device))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(_torch.unchecked_sparse())
         stack.enter_context(step.device_choices())

@@ -41,6 +41,8 @@ CUDA_LISTS: Mapping[Policy, str] = {
     "append_dtype": "norm.Scalar norm.ScalarOpt_dim",
     "promote": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add",
 }
+# Registered beside cuDNN's RNN (native/cudnn/RNN.cpp), hence missing in a torch without CUDA.
+CUDA_ELSEWHERE = "_cudnn_rnn"
 CPU_LISTS: Mapping[Policy, str] = {
     "lower": "conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot baddbmm addmm "
     "_addmm_activation addbmm linear _convolution.deprecated matmul conv_tbc mkldnn_rnn_layer conv_transpose1d "
@@ -90,7 +92,9 @@ def policies(target: Literal["cuda", "cpu"]) -> Mapping[str, Policy]:
     """The policy of each operator with a list entry; on the CPU everything else that torch registers casts to fp32."""
     lists = CUDA_LISTS if target == "cuda" else CPU_LISTS
     named: dict[str, Policy] = {op: policy for policy, text in lists.items() for op in text.split()}
-    if target == "cpu":
+    if target == "cuda":
+        named[CUDA_ELSEWHERE] = "lower"
+    else:
         rest = _torch.operators_with_kernel("AutocastCPU") - named.keys()
         named.update((operator, "fp32") for operator in rest)
     return named
