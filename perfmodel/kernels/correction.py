@@ -133,19 +133,22 @@ def evaluate_trees(arrays: Mapping[str, NDArray[np.generic]], features: Floats) 
     """Sum of the leaves that each row of `features` [n, f] reaches, over all trees: [n]."""
     roots = arrays["tree_roots"].astype(np.int64)
     feature = arrays["tree_feature"]
-    child = arrays["tree_child"].astype(np.int64)
-    value = arrays["tree_value"].astype(np.float64)
-    base = np.broadcast_to(roots, (features.shape[0], roots.size))
-    node = base.copy()
-    rows = np.arange(features.shape[0])[:, None]
-    while True:
-        column = feature[node].astype(np.int64)
-        inner = column != LEAF
-        if not inner.any():
-            break
-        right = features[rows, np.where(inner, column, 0)] > value[node]
-        node = np.where(inner, base + child[node] + right, node)
-    total: Floats = value[node].sum(axis=1)
+    # A child's index within its tree becomes one among all nodes; leaves have none.
+    owner = np.repeat(roots, np.diff(np.append(roots, feature.size)))
+    child = arrays["tree_child"].astype(np.int64) + owner
+    value = arrays["tree_value"]
+    n_rows, n_columns = features.shape
+    node = np.tile(roots, n_rows)
+    offset = np.repeat(np.arange(n_rows) * n_columns, roots.size)
+    flat = features.astype(np.float32).ravel()
+    walking = np.flatnonzero(feature[node] != LEAF)
+    while walking.size:
+        here = node[walking]
+        right = flat[offset[walking] + feature[here]] > value[here]
+        here = child[here] + right
+        node[walking] = here
+        walking = walking[feature[here] != LEAF]
+    total: Floats = value[node].reshape(n_rows, roots.size).sum(axis=1, dtype=np.float64)
     return total
 
 

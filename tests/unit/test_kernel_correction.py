@@ -46,7 +46,8 @@ def constant_tree(value):
     }
 
 
-def test_arrays_predict_what_scikit_learn_predicts():
+def test_arrays_predict_what_scikit_learn_predicts(monkeypatch):
+    monkeypatch.setattr(fitting, "SOME_TREES", 20)
     features, target = data()
     weight = np.ones(len(target))
     arrays = fitting.fit_trees(features, target, weight)
