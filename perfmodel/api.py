@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from perfmodel.config import ModelSpec, PlanSpec, TopologySpec, load_model, load_plan, load_topology
+from perfmodel.config.entrypoint import EntrypointSpec
 from perfmodel.config.loading import Source
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
@@ -207,10 +208,22 @@ def _overrides(options: ModelOptions) -> dict[str, Any]:
 
 
 def _extract_spec(spec: ModelSpec, target: Target, values: Values, *, use_cache: bool) -> Graph:
-    from perfmodel.extract import trace
-    from perfmodel.models import build
+    """Traces a spec, or takes its graph from the cache; a hit imports no torch.
 
-    return trace(build(spec), target=target, values=values)
+    A module of the user's own is always traced: its graph depends on code that we can't see all of.
+    """
+    from perfmodel.extract import cache
+
+    def make() -> Graph:
+        from perfmodel.extract import trace
+        from perfmodel.models import build
+
+        return trace(build(spec), target=target, values=values)
+
+    if not use_cache or isinstance(spec, EntrypointSpec):
+        return make()
+    key = cache.graph_key(spec.model_dump(mode="json"), {"target": target, "values": values})
+    return cache.cached(key, make)
 
 
 def _check(run: Run) -> None:
