@@ -13,7 +13,7 @@ import torch
 from perfmodel.extract import _torch, sparse
 from perfmodel.extract.lifetimes import StorageLog
 from perfmodel.extract.modules import ModulePaths
-from perfmodel.extract.stand_ins import corrected, stand_in
+from perfmodel.extract.stand_ins import corrected, optimizer_stand_in, stand_in
 from perfmodel.graph import Op, Phase, TensorSpec
 
 # Operators of the profiler's bookkeeping: no device runs anything for them.
@@ -111,13 +111,20 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
         if sparse.is_stolen_gradient(signature.name, args):
             signature, result = _STEAL, sparse.stolen(args[0])
         else:
-            result = (stand_in(signature.name, args) or func)(*args, **kwargs)
-            if self._device == "meta":
-                result = corrected(signature.name, args, result, self._target)
+            result = self._run(signature.name, func, args, kwargs)
         if signature.name == "aten._to_copy" and _crosses_to_host(result, self._device):
             return result
         self._append(signature, call, result)
         return result
+
+    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's result; without storage, from what stands in for it where torch falls short."""
+        if self._device != "meta":
+            return func(*args, **kwargs)
+        instead = stand_in(name, args)
+        if instead is None and self.phase == "optimizer":
+            instead = optimizer_stand_in(name, args)
+        return corrected(name, args, (instead or func)(*args, **kwargs), self._target)
 
     def spec(self, tensor: torch.Tensor) -> TensorSpec:
         """Metadata of a dense tensor. Equal views of one storage get one id."""

@@ -53,12 +53,51 @@ def _cudnn_rnn_backward(*args: Any, **kwargs: Any) -> Any:
     return (torch.empty_like(image), *states, [torch.empty_like(weight) for weight in weights])
 
 
+def _layer_norm_backward(*args: Any, **kwargs: Any) -> Any:
+    """Gradients of input, weight and bias as far as wanted; torch works the shapes out through 30 operators."""
+    _, image, _, _, _, weight, bias, wanted = args
+    like = (torch.empty_like(image, memory_format=torch.contiguous_format), weight, bias)
+    return tuple(
+        torch.empty_like(part) if want and part is not None else None for part, want in zip(like, wanted, strict=True)
+    )
+
+
+_SHAPES_KNOWN: Mapping[str, StandIn] = {
+    "aten._cudnn_rnn_backward": _cudnn_rnn_backward,
+    "aten.native_layer_norm_backward": _layer_norm_backward,
+}
 _SPARSE_ON_META: Mapping[str, StandIn] = {
     "aten._coalesce": coalesce,
     "aten.sparse_mask": sparse_mask,
     "aten.add_": add_in_place,
 }
+_SAME_SHAPE_FOREACH = frozenset(
+    f"aten._foreach_{name}" for name in ("add", "addcdiv", "addcmul", "div", "lerp", "mul", "neg", "sqrt", "sub")
+)
+_IN_PLACE = frozenset(f"aten.{name}_" for name in ("add", "addcdiv", "addcmul", "div", "lerp", "mul", "sqrt", "sub"))
 _FUSED_OPTIMIZERS = frozenset(f"aten._fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad"))
+
+
+def optimizer_stand_in(name: str, args: tuple[Any, ...]) -> StandIn | None:
+    """What to run instead of an elementwise operator of an optimizer step without storage; None to run it.
+
+    Shapes are known beforehand there, and torch works them out in Python for each of hundreds of parameters.
+    """
+    if name.startswith("aten._foreach_") and args[0] and args[0][0].is_meta:
+        if name.endswith("_"):
+            return in_place
+        return _for_each if name in _SAME_SHAPE_FOREACH else None
+    if name in _IN_PLACE and args[0].is_meta and args[0].layout == torch.strided:
+        return _first
+    return None
+
+
+def _for_each(tensors: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
+def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return tensor
 
 
 def stand_in(name: str, args: tuple[Any, ...]) -> StandIn | None:
@@ -67,8 +106,8 @@ def stand_in(name: str, args: tuple[Any, ...]) -> StandIn | None:
         return in_place if args[0][0].is_meta else None
     if name == "aten._embedding_bag_backward" and args[3].is_meta and args[3].numel() < args[1].numel():
         return _embedding_bag_backward
-    if name == "aten._cudnn_rnn_backward":
-        return _cudnn_rnn_backward
+    if name in _SHAPES_KNOWN:
+        return _SHAPES_KNOWN[name]
     made = _SPARSE_ON_META.get(name)
     if made is None or not any(isinstance(a, Tensor) and a.layout == torch.sparse_coo and a.is_meta for a in args):
         return None

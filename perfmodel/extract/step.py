@@ -15,7 +15,7 @@ from perfmodel.extract.devices import OneDevice
 from perfmodel.extract.failures import explained
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
-from perfmodel.extract.rewrites import attention, dropout, norm, rnn  # noqa: F401 -- each registers its routes
+from perfmodel.extract.rewrites import attention, dropout, norm, rnn, softmax  # noqa: F401 -- each registers its routes
 from perfmodel.extract.rewrites.autocast import Autocast, Casting, autocast
 from perfmodel.extract.rewrites.routing import Routing, routes
 from perfmodel.extract.rewrites.scaler import LossScale

@@ -42,7 +42,7 @@ TRANSFORMER = {
     "heads": 4,
     "max_positions": 16,
 }
-VISION = {"name": "v", "batch_size": 2, "depth": 18, "image_size": 64, "classes": 10}
+VISION = {"name": "v", "batch_size": 2, "depth": 18, "image_size": 33, "classes": 10}
 ADAM_FUSED = {"name": "adamw", "implementation": "fused"}
 ADAM_FOREACH = {"name": "adam", "implementation": "foreach"}
 

@@ -5,7 +5,8 @@ casts. A *route* makes that choice for the target instead; it runs the operators
 and frees what it would there. A *pass* changes the finished list of ops where no operator call can stand for the
 difference. `Graph.rewrites` names those that took effect.
 
-Routes (functions in attention, norm, dropout, rnn, autocast): `sdpa`, `batch_norm`, `rms_norm`, `dropout`, `lstm`,
-`gru`, `rnn`, `autocast`. Steps added by the driver: `grad_scaler` (scaler), `foreach_optimizer` (optimizers),
-`host_to_device_copies` (step). Passes: `tf32` (tf32), `fused_embedding_update` (embedding).
+Routes (modules attention, norm, dropout, rnn, softmax, autocast): `sdpa`, `batch_norm`, `rms_norm`, `dropout`, `rnn`,
+`softmax`, `autocast`. Steps that the driver adds: `grad_scaler` (scaler). Passes: `fused_embedding_update` (embedding);
+TF32 marks (tf32) change no op and are not named. Always on CUDA: foreach optimizers (`extract/optimizers.py`) and one
+host-to-device copy an input (`extract/step.py`).
 """
