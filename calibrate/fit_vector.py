@@ -66,6 +66,9 @@ LARGE = frozenset({"bw_eff", "stream_gain", "block_gain", "again_gain", "long_ga
 SMALL_BYTES = 200e3  # a call of this size takes less than a microsecond beyond its floor on every device here
 RESOLUTION_S = 0.29e-6  # standard deviation of a duration rounded to a microsecond (uniform: 1 / sqrt(12))
 LAW_ROWS = 4000
+KNOWN_SHARE = 0.2  # of device time in a reading; below it the reading's scatter is larger than what is to be learned
+UNKNOWN_WEIGHT = 0.02
+MIN_TREE_ROWS = 200
 PROVENANCE = {
     "licence": "MIT",
     "commit": "NeuSight 6945927d9afcca2b9daf021f8395e53edc5b4eef; Vidur 7d47513363ec447a741ac5e47241580b47724fbf",
@@ -196,13 +199,19 @@ def correction_of(sample: Sample, parameters: Mapping[str, float], device: Devic
     result = evaluate(parameters, sample.columns, device)
     reading = readings(result.time_s, sample, parameters)
     device_read = result.time_s * sample.repeats
-    share = np.where(reading > floors_of(sample, parameters) + device_read * 1.0001, 0.0, device_read / reading)
-    device_s = np.maximum(sample.measured_s - floors_of(sample, parameters), 0.05 * sample.measured_s) / sample.repeats
+    floors = floors_of(sample, parameters)
+    share = np.where(reading > floors + device_read * 1.0001, 0.0, device_read / reading)
+    device_s = np.maximum(sample.measured_s - floors, 0.05 * sample.measured_s) / sample.repeats
     target = np.clip(np.log(device_s / result.time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
-    known = share > 0.2
-    if known.sum() < 200:
+    known = share > KNOWN_SHARE
+    if known.sum() < MIN_TREE_ROWS:
         return {}
-    return dict(fit_trees(result.features[known], target[known], (share**2 * sample.weight**2)[known]))
+    # A reading that is nearly all floor says nothing of its kernel: there the law stands uncorrected.
+    return dict(
+        fit_trees(
+            result.features, np.where(known, target, 0.0), np.where(known, (share * sample.weight) ** 2, UNKNOWN_WEIGHT)
+        )
+    )
 
 
 def floors_of(sample: Sample, parameters: Mapping[str, float]) -> Floats:

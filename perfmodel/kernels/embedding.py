@@ -12,7 +12,7 @@ often; which of them a device finds in its L2 cache is the law's business (`embe
   within the batch (k in CACHE_MIB).
 - `rmw_bytes`: bytes of distinct rows that are read, changed and written back, both ways.
 - `link_bytes`: bytes that cross the host link (tables in host memory), one way.
-- `elems`: elements written by a gather.
+- `elems`: elements written by a gather. `serial_steps`: steps of a kernel that walks through the lookups in order.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ Calls = tuple[KernelCall, ...]
 
 FAMILY = "embedding"
 GATHER, POOL, ACCUMULATE, UPDATE = 0, 1, 2, 3
+SERIAL_LOOKUPS = (
+    3072  # up to this many, nn.Embedding's gradient is one kernel without a sort (ATen/native/cuda/Embedding.cu)
+)
+LOOKUPS_PER_STEP = 32  # which takes the lookups of one warp at a time, in order
 CACHE_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # L2 caches of GPUs lie between 2 MiB (P4) and 126 MiB (B200)
 
 SORT_VALUE_BYTES = 4  # FBGEMM sorts 64-bit linear row numbers with 32-bit positions
@@ -189,7 +193,10 @@ def segments(n: float) -> Calls:
 
 
 def _sum_into_rows(op: Op, gradient: TensorSpec, indices: TensorSpec, *, pooled: bool) -> Calls:
-    """Dense gradient: zeros in the whole table, sorted indices, and one sum per distinct row."""
+    """Dense gradient: zeros in the whole table, then sorted indices and one sum per distinct row.
+
+    Few lookups of single rows are not sorted: every block walks through all of them, for its share of the columns.
+    """
     target = op.outputs[0]
     n, dim = indices.n_elems, target.shape[-1]
     zeros = moved("fill", 0, target)
@@ -207,6 +214,9 @@ def _sum_into_rows(op: Op, gradient: TensorSpec, indices: TensorSpec, *, pooled:
     features = call_features([source], ACCUMULATE, stream_bytes=work.write_bytes + 2 * n * INDEX_BYTES, elems=n * dim)
     features["unique"] = float(unique)
     summed = KernelCall(family=FAMILY, work=work, dtype=gradient.dtype, pipe=PIPE, features=features)
+    if n <= SERIAL_LOOKUPS and not pooled:
+        features["serial_steps"] = float(math.ceil(n / LOOKUPS_PER_STEP))
+        return (*zeros, summed)
     return (*zeros, *radix_sort(n, target.shape[0]), *segments(n), summed)
 
 

@@ -7,8 +7,8 @@ L2's size times `l2_share`), rows of r bytes reach r / (r + half_row_bytes) of t
     cache    = (stream + rows + rmw) / (l2_bandwidth l2_eff)
     threads  = elements / (SMs clock gather_rate)                  PyTorch's gather moves one element per thread and step
     latency  = waves of bags * pooling * step_s                    a bag's rows are added one after the other
-    link     = bytes over the host link / (link bandwidth link_eff), the larger direction
-    time     = floor + max(memory, cache, threads, latency) + link
+    link     = bytes over the host link, one way / (link bandwidth eff)   eff by access: uvm_eff, uvm_rmw_eff, link_eff
+    time     = floor + max(memory, cache, threads, latency) + link     and update_s for the look-ups an update starts with
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
-from perfmodel.kernels.embedding import CACHE_MIB, GATHER, POOL
+from perfmodel.kernels.embedding import CACHE_MIB, GATHER, POOL, UPDATE
 from perfmodel.kernels.registry import KernelCall, kernel_family
 from perfmodel.units import MEBI
 
@@ -47,11 +47,11 @@ def hit_share(columns: Mapping[str, Floats], cache_bytes: float) -> Floats:
 
 
 def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
-    """Feature columns of the calls; `vectorised` and `in_host` are 0 where a rule did not set them."""
+    """Feature columns of the calls; `vectorised`, `in_host` and `serial_steps` are 0 where a rule did not set them."""
     names = (*_NAMES, *(f"hit_{mib}" for mib in CACHE_MIB))
     table = np.array([[call.features[name] for name in names] for call in calls]).T
     found: dict[str, Floats] = dict(zip(names, table, strict=True))
-    for name in ("vectorised", "in_host"):
+    for name in ("vectorised", "in_host", "serial_steps"):
         found[name] = np.array([call.features.get(name, 0.0) for call in calls])
     return found
 
@@ -61,26 +61,35 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     p, f = segment.parameters, columns_of(calls)
     hits = hit_share(f, device.l2_bytes * p["l2_share"])
     missed = (1.0 - hits) * f["row_bytes_total"]
-    near = 1.0 - f["in_host"]
+    # Rows in host memory do not load device memory; the gradient rows of an update always do.
+    near = np.where(f["rmw_bytes"] > 0, 1.0, 1.0 - f["in_host"])
+    written_back = f["rmw_bytes"] * (1.0 - f["in_host"])
     reach = f["row_bytes"] / (f["row_bytes"] + p["half_row_bytes"])
     memory = (
         f["stream_bytes"] / p["stream_eff"]
-        + near * (missed / p["random_eff"] + f["rmw_bytes"] / p["rmw_eff"]) / np.maximum(reach, 1e-9)
+        + (near * missed / p["random_eff"] + written_back / p["rmw_eff"]) / np.maximum(reach, 1e-9)
     ) / device.memory_bytes_per_s
     moved = f["stream_bytes"] + f["row_bytes_total"] + f["rmw_bytes"]
     cache = moved / (device.l2_bytes_per_s * p["l2_eff"])
     rate = device.n_sms * device.clock_hz * p["gather_rate"]
     threads = np.where((f["stage"] == GATHER) & (f["vectorised"] == 0), f["elems"] / rate, 0.0)
-    latency = np.where(f["stage"] == POOL, _latency_s(p, f, device), 0.0)
-    far = np.maximum(missed, 0.5 * f["rmw_bytes"]) * f["in_host"] / p["uvm_eff"] + f["link_bytes"] / p["link_eff"]
-    link = far / device.host_link_bytes_per_s
+    latency = np.where(f["stage"] == POOL, _latency_s(p, f, device), f["serial_steps"] * p["serial_s"])
     body = np.maximum(np.maximum(memory, cache), np.maximum(threads, latency))
-    time_s = p["floor_s"] + body + link
+    start = np.where(f["stage"] == UPDATE, p["update_s"], 0.0)
+    time_s = p["floor_s"] + start + body + _link_s(p, f, missed, device)
     return LawResult(
         time_s=time_s,
         features=np.column_stack([np.log(time_s)]),
         ranged={"lookups": np.maximum(f["lookups"], 1.0), "row_bytes": np.maximum(f["row_bytes"], 1.0)},
     )
+
+
+def _link_s(p: Mapping[str, float], f: Mapping[str, Floats], missed: Floats, device: Device) -> Floats:
+    """Seconds on the host link: rows a lookup misses in L2, or that an update reads and writes back; fetched cache rows."""
+    update = f["rmw_bytes"] > 0
+    in_place = np.where(update, 0.5 * f["rmw_bytes"] / p["uvm_rmw_eff"], missed / p["uvm_eff"]) * f["in_host"]
+    result: Floats = (in_place + f["link_bytes"] / p["link_eff"]) / device.host_link_bytes_per_s
+    return result
 
 
 def _latency_s(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> Floats:
@@ -91,8 +100,9 @@ def _latency_s(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) 
 
 
 def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: Device) -> Segment | None:
-    """The one segment of the fit."""
-    return segments.get("rows")
+    """`gather` for PyTorch's one-row lookups, `rows` for everything that pools, sums or updates."""
+    own = call.features["stage"] == GATHER and not call.features.get("vectorised", 0.0)
+    return segments.get("gather" if own else "rows")
 
 
 @kernel_family("embedding")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
 from perfmodel.kernels.copy import total_bytes
-from perfmodel.kernels.elementwise import PIPE
+from perfmodel.kernels.elementwise import PIPE, pointwise_calls
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 
 Calls = tuple[KernelCall, ...]
@@ -61,13 +61,23 @@ def softmax(op: Op) -> Calls:
     return (softmax_call(source, _dim(op), work, backward=False, log="log_softmax" in op.name),)
 
 
-@kernel_rule("aten._softmax_backward_data", "aten._log_softmax_backward_data", "aten._masked_softmax_backward")
+@kernel_rule("aten._softmax_backward_data", "aten._masked_softmax_backward")
 def softmax_backward(op: Op) -> Calls:
+    """A pointwise product of gradient and output, then the kernel that reads product and output (`softmax_backward_cuda`)."""
+    gradient, output = op.inputs[0], op.inputs[1]
+    product = pointwise_calls((gradient, output), (gradient,), 1, op_kind=0)
+    return (*product, *_gradient(op, BACKWARD_FLOPS - 1)) if gradient.n_elems else ()
+
+
+@kernel_rule("aten._log_softmax_backward_data")
+def log_softmax_backward(op: Op) -> Calls:
     """Reads gradient and output once and writes the input's gradient once."""
+    return _gradient(op, BACKWARD_FLOPS)
+
+
+def _gradient(op: Op, flops: int) -> Calls:
     source = op.inputs[0]
     if source.n_elems == 0:
         return ()
-    work = Work(
-        flops=BACKWARD_FLOPS * source.n_elems, read_bytes=total_bytes(op.inputs), write_bytes=total_bytes(op.outputs)
-    )
+    work = Work(flops=flops * source.n_elems, read_bytes=total_bytes(op.inputs), write_bytes=total_bytes(op.outputs))
     return (softmax_call(source, _dim(op), work, backward=True, log="log_softmax" in op.name),)

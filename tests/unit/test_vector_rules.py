@@ -80,7 +80,9 @@ def counts(an_op):
         (op("aten.max", [A, B], [C], ("self", "other")), (N, 8 * N, 4 * N)),
         (op("aten.var_mean", [A], [spec(1, (64,)), spec(2, (64,))], dim=[1]), (4 * N, 4 * N, 8 * 64)),
         (op("aten._softmax", [A], [C], dim=-1), (5 * N, 4 * N, 4 * N)),
-        (op("aten._softmax_backward_data", [A, B], [C], dim=-1), (4 * N, 8 * N, 4 * N)),
+        # A product of gradient and output, and a kernel that reads product and output: twice 8 bytes in and 4 out.
+        (op("aten._softmax_backward_data", [A, B], [C], dim=-1), (4 * N, 16 * N, 8 * N)),
+        (op("aten._log_softmax_backward_data", [A, B], [C], dim=-1), (4 * N, 8 * N, 4 * N)),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else None,
 )
