@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 
 from calibrate.residuals import Features, Kernel
 from perfmodel.collectives.fitted import ONE_BYTE_DTYPES, byte_factor, steps
+from perfmodel.collectives.gloo import GLOO_REGIME
 from perfmodel.collectives.group import group_of
 from perfmodel.collectives.regime import chosen_regime
 from perfmodel.config import load_topology
@@ -28,6 +29,7 @@ from perfmodel.validate.collective_rows import CollectiveRow
 Array = NDArray[np.float64]
 N_FOLDS = 7
 MIN_BYTES = 512
+GLOO = "gloo_loopback"
 # Fabrics whose GPUs have equal links and clocks: what one was not measured at, its sister tells.
 SISTERS: Sequence[tuple[str, ...]] = (
     ("a100_sxm",),
@@ -35,12 +37,14 @@ SISTERS: Sequence[tuple[str, ...]] = (
     ("b200_sxm", "gb200"),
     ("l40s",),
     ("rtx_pro_6000_server",),
+    (GLOO,),
 )
-PCIE_SYSTEMS = frozenset({"l40s", "rtx_pro_6000_server"})
+# Where the cost of a byte is a power of the number of ranks: links that all of them share.
+SHARED_SYSTEMS = frozenset({"l40s", "rtx_pro_6000_server", GLOO})
 # What NCCL takes the ring bandwidth for when it chooses, as a share of what our topology gives: read off the sizes at which
 # the measured curves change regime (RTX PRO 6000: Simple from 1 MiB on 8 GPUs and not yet at 512 KiB on 4, so 25-26.5 GB/s).
 TUNER_BUS_FRAC: Mapping[str, float] = {"rtx_pro_6000_server": 0.503}
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,8 @@ def machine(name: str) -> Topology:
 @lru_cache(maxsize=65536)
 def regime_of(topology: str, system: str, op: str, n_ranks: int, n_bytes: int) -> str:
     """What NCCL would run for a row."""
+    if system == GLOO:
+        return GLOO_REGIME
     built = machine(topology)
     group = group_of(built, tuple(range(n_ranks)))
     return chosen_regime(op, n_bytes, built, group, TUNER_BUS_FRAC.get(system, 1.0))
@@ -118,8 +124,10 @@ def points_of(rows: Iterable[CollectiveRow]) -> list[Point]:
 
 
 def family_key(point: Point) -> tuple[int, str, str]:
-    """Points fitted together: sister fabrics, ring operations or exchanges, one regime."""
+    """Points fitted together: sister fabrics, ring operations or exchanges (gloo: one operation), one regime."""
     family = next(index for index, systems in enumerate(SISTERS) if point.system in systems)
+    if point.system == GLOO:
+        return family, point.op, point.regime
     return family, "exchange" if point.op == "all_to_all" else "ring", point.regime
 
 
@@ -127,7 +135,7 @@ def fit_law(points: Sequence[Point]) -> RegimeLaw:
     """Robust least squares on log times, with weak priors so that a regime of few sizes stays sensible."""
     systems = sorted({point.system for point in points})
     ops = sorted({point.op for point in points})
-    power_law = points[0].system in PCIE_SYSTEMS
+    power_law = points[0].system in SHARED_SYSTEMS
     algorithm = points[0].regime.rpartition("_")[0]
     columns = _columns(points, systems, ops, power_law=power_law)
     y = np.array([point.log_time for point in points])
@@ -251,7 +259,7 @@ EXCHANGE_KERNEL = Kernel(
     version_octaves=2.36,
     noise=0.021,
 )
-# The L40S box: repeats of one case differ by tens of per cent, so neighbours are trusted more than points.
+# The L40S box, and processes that share two cores: repeats differ by tens of per cent, so neighbours count for more.
 NOISY_KERNEL = Kernel(
     level=1.0,
     smooth=0.27,
@@ -270,6 +278,6 @@ NOISY_KERNEL = Kernel(
 
 def kernel_of(key: tuple[int, str, str]) -> Kernel:
     """The residual model's hyperparameters for a family of points."""
-    if SISTERS[key[0]] == ("l40s",):
+    if SISTERS[key[0]] in (("l40s",), (GLOO,)):
         return NOISY_KERNEL
     return RING_KERNEL if key[1] == "ring" else EXCHANGE_KERNEL

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.collective_laws import (
+    GLOO,
     MIN_BYTES,
     N_FOLDS,
-    PCIE_SYSTEMS,
+    SHARED_SYSTEMS,
     TUNER_BUS_FRAC,
     Point,
     RegimeLaw,
@@ -57,9 +58,15 @@ _MARGIN_OCTAVES = 1
 _MAX_RANKS = 8  # of one measured node
 _RANGE_QUANTILES = (0.05, 0.95)
 _NO_RANGE = (0.8, 1.25)
-PROVENANCE = {
+AIC_PROVENANCE = {
     "source": "ai-dynamo/aiconfigurator, aic-core/src/aiconfigurator_core/systems/data/*/comm/nccl (nccl-tests, -w 40 -n 100)",
     "commit": "095f58a51c4ca8e61b66ec108d86f223f8d559ce",
+    "licence": "Apache-2.0",
+    "date": "2026-11-29",
+}
+GLOO_PROVENANCE = {
+    "source": "calibrate/collectives.py on this project's CPU host; collectives.csv beside this file",
+    "commit": "none",
     "licence": "Apache-2.0",
     "date": "2026-11-29",
 }
@@ -110,7 +117,7 @@ def _fabric_fit(
     sizes = sorted({point.n_ranks for point in mine})
     parameters: dict[str, float] = {
         "tuner_bus_frac": TUNER_BUS_FRAC.get(system, 1.0),
-        "power_law": float(system in PCIE_SYSTEMS),
+        "power_law": float(system in SHARED_SYSTEMS),
         **{f"rows.n{n}": float(sum(point.n_ranks == n for point in mine)) for n in sizes},
         **{f"bus_bytes_per_s.n{n}": _bus(system, n) for n in range(2, _MAX_RANKS + 1)},
     }
@@ -139,7 +146,12 @@ def _fabric_fit(
         fit_range=fit_range,
         low_frac=_NO_RANGE[0],
         high_frac=_NO_RANGE[1],
-        provenance={**PROVENANCE, **rows, "software": f"NCCL {', '.join(versions)}", "system": system},
+        provenance={
+            **(GLOO_PROVENANCE if system == GLOO else AIC_PROVENANCE),
+            **rows,
+            "software": f"{'torch' if system == GLOO else 'NCCL'} {', '.join(versions)}",
+            "system": system,
+        },
     )
 
 
@@ -172,11 +184,14 @@ def _tables(family: Family, system: str, op: str, regime: str, sizes: Sequence[i
 
 
 def _posterior(family: Family, name: tuple[str, str, str], n_ranks: int, narrow: bool, version: str) -> Array:
-    """Expected log residual at every size of the grid; beyond the measured sizes that of the last one asked for."""
+    """Expected log residual at every size of the grid, of the measured number of ranks that is nearest to `n_ranks`.
+
+    Beyond the measured sizes it is that of the last one asked for.
+    """
     system, op, regime = name
-    own = [np.log2(p.bytes) for p in family.points if (p.system, p.op, p.n_ranks) == (system, op, n_ranks)] or [
-        np.log2(p.bytes) for p in family.points if (p.system, p.op) == (system, op)
-    ]
+    seen = sorted({p.n_ranks for p in family.points if (p.system, p.op) == (system, op)})
+    n_ranks = min(seen, key=lambda n: (abs(np.log2(n / n_ranks)), n))
+    own = [np.log2(p.bytes) for p in family.points if (p.system, p.op, p.n_ranks) == (system, op, n_ranks)]
     asked = np.clip(
         np.arange(FIRST_LOG2_BYTES, LAST_LOG2_BYTES + 1), min(own) - _MARGIN_OCTAVES, max(own) + _MARGIN_OCTAVES
     )

@@ -98,9 +98,11 @@ def n_channels(setting: Setting) -> int:
         found = nccl.CHANNELS_PER_RING * max(group.n_nics, 1)
     elif group.intra.kind is PathKind.NVSWITCH:
         found = nccl.SWITCH_CHANNELS[setting.generation]
+    elif group.intra.kind.is_nvlink:
+        lane_bytes_per_s = group.intra.link.bandwidth_bytes_per_s / group.intra.link.n_lanes
+        found = nccl.CHANNELS_PER_RING * max(round(group.intra.bus_bytes_per_s / lane_bytes_per_s), 1)
     else:
-        n_directions = 2 if group.intra.kind.is_nvlink and group.per_unit > 2 else 1
-        found = nccl.CHANNELS_PER_RING * n_directions * len(group.intra.orders)
+        found = nccl.CHANNELS_PER_RING
     return min(max(found, setting.settings.min_channels), setting.settings.max_channels)
 
 

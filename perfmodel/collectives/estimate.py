@@ -89,7 +89,7 @@ def _price(
         return _ALONE
     group = group_of(topology, call.ranks)
     if is_cpu(topology, call.ranks[0]):
-        return gloo.price(call, group)
+        return gloo.price(call, group, fit)
     settings = read_settings(topology.env, *forced)
     if call.op in PAIRWISE_OPS:
         return price_exchange(call, topology, group, settings, fit)

@@ -104,33 +104,45 @@ class _Keyed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a regime is asked for: ranks, bytes, element type, library version, and how much slower its links are."""
+    """What a regime is asked for: ranks, bytes, element type, library version, and the links.
+
+    `link_scale` is how much slower the ring's links are than the measured machine's, `bus_bytes_per_s` what they carry: no
+    ring moves bytes faster.
+    """
 
     n_ranks: int
     n_bytes: float
     dtype: str
     version: str
     link_scale: float
+    bus_bytes_per_s: float
 
 
 def regime_time(fit: FabricFit, key: tuple[str, str], ask: Question) -> Fitted:
-    """Time of a regime at a size, never below its time at a smaller size of the grid.
+    """Time of a regime at a size, never below its time at a smaller size of the grid, nor below what its links need.
 
-    The running maximum makes time monotone in bytes, whatever the correction does; and since every point of it grows with
-    `link_scale`, faster links never cost time.
+    Past the largest measured size the cost of a further byte is that of the last octave. The running maximum makes time
+    monotone in bytes, whatever the correction does; and since every point of it grows with `link_scale`, faster links never
+    cost time.
     """
     regime = fit.regimes[key]
     narrow = ask.dtype in ONE_BYTE_DTYPES and key[0] in REDUCING_OPS
     table = _curve(_Keyed(fit), key, ask.n_ranks, int(narrow), ask.version)
     latency_s, s_per_byte = law(fit, key, ask.n_ranks, ask.link_scale)
-    place = math.log2(max(ask.n_bytes, 1.0)) - FIRST_LOG2_BYTES
-    here = math.exp(float(np.interp(place, np.arange(N_SIZES), table)))
-    n_below = min(max(math.floor(place) + 1, 0), N_SIZES)
-    time_s = (latency_s + s_per_byte * ask.n_bytes) * here
-    if n_below:
-        below = (latency_s + s_per_byte * GRID_BYTES[:n_below]) * np.exp(table[:n_below])
-        time_s = max(time_s, float(below.max()))
     low, high = regime.log2_bytes
+    last = round(high) - FIRST_LOG2_BYTES
+    curve = np.maximum.accumulate((latency_s + s_per_byte * GRID_BYTES) * np.exp(table))
+    place = math.log2(max(ask.n_bytes, 1.0)) - FIRST_LOG2_BYTES
+    if place > last > 0:
+        slope = float(curve[last] - curve[last - 1]) / float(GRID_BYTES[last] - GRID_BYTES[last - 1])
+        time_s = float(curve[last]) + slope * (ask.n_bytes - float(GRID_BYTES[last]))
+    else:
+        here = math.exp(float(np.interp(place, np.arange(N_SIZES), table)))
+        time_s = (latency_s + s_per_byte * ask.n_bytes) * here
+        if place >= 0:
+            time_s = max(time_s, float(curve[math.floor(place)]))
+    moved = ask.n_bytes * byte_factor(key[0], key[1].rpartition("_")[0], ask.n_ranks)
+    time_s = max(time_s, moved / ask.bus_bytes_per_s)
     share = latency_s / (latency_s + s_per_byte * ask.n_bytes)
     return Fitted(
         latency_s=time_s * share,

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import math
 
+from perfmodel.collectives import fitted
 from perfmodel.collectives.call import CollectiveCall
 from perfmodel.collectives.candidates import Candidate
 from perfmodel.collectives.group import Group
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
-from perfmodel.collectives.price import Price
+from perfmodel.collectives.price import Price, fitted_price
+from perfmodel.db.fabric import FabricFit
 from perfmodel.estimate import Source
+
+GLOO_REGIME = f"{Algorithm.DIRECT}_{Protocol.NONE}"
+# Range by the links' figures alone: processes share cores with each other, so three times is common.
+UNFITTED_RANGE = (0.5, 3.0)
 
 
 def rounds_and_bytes(op: str, n_ranks: int, n_bytes: float) -> tuple[int, float]:
@@ -33,17 +39,35 @@ def rounds_and_bytes(op: str, n_ranks: int, n_bytes: float) -> tuple[int, float]
     return n_ranks - 1, share * n_bytes
 
 
-def price(call: CollectiveCall, group: Group) -> Price:
-    """The time by the links' own figures."""
-    lane = min((lane for lane in (group.intra, group.inter) if lane is not None), key=lambda lane: lane.bus_bytes_per_s)
-    hop_s = max(lane.hop_s for lane in (group.intra, group.inter) if lane is not None)
+def price(call: CollectiveCall, group: Group, fit: FabricFit | None) -> Price:
+    """By the fit of the loopback where the group is on one host and the operation was measured, else by the links' figures."""
+    candidate = _modelled(call, group)
+    key = ("all_to_all" if call.op == "all_to_all_v" else call.op, GLOO_REGIME)
+    if fit is None or group.n_units > 1 or key not in fit.regimes:
+        return Price(candidate=candidate, source=Source.ROOFLINE, range_frac=UNFITTED_RANGE)
+    lane = group.intra
+    scale = fitted.reference_bus(fit, call.n_ranks) / lane.bus_bytes_per_s if lane else 1.0
+    ask = fitted.Question(
+        n_ranks=call.n_ranks,
+        n_bytes=float(call.bytes),
+        dtype=call.dtype,
+        version="",
+        link_scale=scale,
+        bus_bytes_per_s=math.inf,  # memory copies between processes are not bound by what one TCP stream gets
+    )
+    return fitted_price(candidate, fitted.regime_time(fit, key, ask), fit, key[0], ask)
+
+
+def _modelled(call: CollectiveCall, group: Group) -> Candidate:
+    lanes = [lane for lane in (group.intra, group.inter) if lane is not None]
+    lane = min(lanes, key=lambda lane: lane.bus_bytes_per_s)
+    hop_s = max(lane.hop_s for lane in lanes)
     rounds, moved = rounds_and_bytes(call.op, call.n_ranks, call.bytes)
-    candidate = Candidate(
-        algorithm=Algorithm.RING if call.op in ("all_reduce", "all_gather", "reduce_scatter") else Algorithm.DIRECT,
+    return Candidate(
+        algorithm=Algorithm.DIRECT,
         protocol=Protocol.NONE,
         latency_s=rounds * hop_s,
         bandwidth_s=moved / lane.bus_bytes_per_s,
         n_channels=1,
         bottleneck=lane.link.name,
     )
-    return Price(candidate=candidate, source=Source.ROOFLINE, range_frac=(0.75, 1.35))

@@ -105,7 +105,7 @@ def _same_leaf(topology: Topology, first: int, second: int) -> bool:
 
 def _step_lane(topology: Topology, unit: Unit, following: Unit) -> tuple[Lane, int]:
     """One flow per NIC of a unit to the NIC of its place in the next unit, all at once."""
-    senders, receivers = _first_by_nic(topology, unit), _first_by_nic(topology, following)
+    senders, receivers = first_by_nic(topology, unit), first_by_nic(topology, following)
     n_flows = min(len(senders), len(receivers))
     pairs = [topology.pair(a, b) for a, b in zip(senders[:n_flows], receivers[:n_flows], strict=True)]
     load: dict[str, int] = {}
@@ -125,7 +125,7 @@ def _step_lane(topology: Topology, unit: Unit, following: Unit) -> tuple[Lane, i
     return lane, n_flows
 
 
-def _first_by_nic(topology: Topology, unit: Unit) -> list[int]:
+def first_by_nic(topology: Topology, unit: Unit) -> list[int]:
     """The first rank of each NIC that the unit's ranks use; the unit's first rank where there are no NICs."""
     firsts: dict[str, int] = {}
     for rank in unit:

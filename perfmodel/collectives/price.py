@@ -7,6 +7,7 @@ bandwidth part. Both are marked as derived.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from perfmodel.topology import Topology
 # Range of an uncalibrated collective. Inside a node: NCCL's constants against nccl-tests tables of 7 fabrics. Between nodes:
 # equal runs alone spread by 15 % (64 H200 over RoCE, ten runs, mlcommons/training_results_v5.0).
 INTRA_RANGE = (0.75, 1.35)
-INTER_RANGE = (0.75, 1.5)
+INTER_RANGE = (0.75, 1.4)
 # A derived price is this much less certain than the fit that it comes from, each way.
 DERIVED_WIDENING = 1.25
 # Links within this share of the measured machine's count as the same.
@@ -71,7 +72,7 @@ def _fitted_ring(call: CollectiveCall, setting: Setting, modelled: Candidate, fi
     key = (call.op, f"{modelled.algorithm}_{modelled.protocol}")
     ask = _question(call, setting, fit)
     if key in fit.regimes:
-        return _price_of(modelled, fitted.regime_time(fit, key, ask), fit, key[0], ask)
+        return fitted_price(modelled, fitted.regime_time(fit, key, ask), fit, key[0], ask)
     found = _nearest_regime(call, setting, modelled, fit)
     if found is None:
         return _modelled(modelled, setting.group)
@@ -117,10 +118,12 @@ def _question(call: CollectiveCall, setting: Setting, fit: FabricFit) -> fitted.
         dtype=call.dtype,
         version=setting.settings.version,
         link_scale=1.0 if abs(scale - 1) <= SAME_LINKS_FRAC else scale,
+        bus_bytes_per_s=lane.bus_bytes_per_s if lane else math.inf,
     )
 
 
-def _price_of(modelled: Candidate, found: fitted.Fitted, fit: FabricFit, op: str, ask: fitted.Question) -> Price:
+def fitted_price(modelled: Candidate, found: fitted.Fitted, fit: FabricFit, op: str, ask: fitted.Question) -> Price:
+    """The price of a fitted regime: fitted, or derived or extrapolated where the question leaves what was measured."""
     low, high = fit.range_frac[op]
     measured = ask.n_ranks in fit.group_sizes
     between = fit.group_sizes[0] <= ask.n_ranks <= fit.group_sizes[-1]
@@ -163,7 +166,7 @@ def price_exchange(
     if call.op != "all_to_all":
         per_byte_s, _ = exchange.exchange_time(topology, group, call.ranks, exchange.uniform(call.n_ranks, 1.0))
         ask = replace(ask, n_bytes=bandwidth_s / per_byte_s)
-    found = _price_of(modelled, fitted.regime_time(fit, key, ask), fit, "all_to_all", ask)
+    found = fitted_price(modelled, fitted.regime_time(fit, key, ask), fit, "all_to_all", ask)
     derived = call.op not in ("all_to_all", "all_to_all_v") and found.source is Source.FITTED
     return replace(found, source=Source.DERIVED) if derived else found
 

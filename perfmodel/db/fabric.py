@@ -38,10 +38,6 @@ NEAREST: Mapping[str, str] = MappingProxyType(
         "nvswitch_h800": "nvswitch_h100",
         "nvswitch_h20": "nvswitch_h200",
         "nvswitch_a800": "nvswitch_a100",
-        "nvlink_mesh_a100": "nvswitch_a100",
-        "nvlink_mesh_a800": "nvswitch_a100",
-        "nvlink_mesh_h100": "nvswitch_h100",
-        "nvlink_mesh_gh200": "nvswitch_h200",
     }
 )
 # Any other PCIe box: the healthy one that was measured, its bandwidth part scaled to the box's own links.

@@ -50,7 +50,7 @@ class CollectiveRow:
         return f"{self.system}/{self.op}/{self.n_ranks}/{self.bytes}"
 
 
-# aiconfigurator's system names -> our topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4 and 8 GPUs: a topology of its
+# aiconfigurator's system names, and ours for a measured CPU host -> topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4 and 8 GPUs: a topology of its
 # own. B300 and GB300 have the links of B200 and GB200.
 AIC_TOPOLOGIES: Mapping[str, str] = {
     "a100_sxm": "dgx_a100_80gb",
@@ -62,6 +62,7 @@ AIC_TOPOLOGIES: Mapping[str, str] = {
     "gb300": "gb200_nvl72",
     "l40s": "pcie_8xl40s_no_p2p",
     "rtx_pro_6000_server": "pcie_8xrtx_pro_6000",
+    "gloo_loopback": "cpu_x4",
 }
 _OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv", "all_gather_base": "all_gather", "all_to_allv": "all_to_all"}
 _DTYPES = {"half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16", "": "float32"}

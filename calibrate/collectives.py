@@ -1,0 +1,210 @@
+"""Measures collectives on what is there: gloo between processes on this host by wall time, NCCL by kernel duration.
+
+    python -m calibrate.collectives --backend gloo --ranks 2,4 --out kernels_db/_fabrics/gloo_loopback/collectives.csv
+
+One process per rank, one op at a time, sizes in powers of two. A gloo time is the wall time of a back-to-back series divided
+by its length, the slowest rank's; an NCCL time is the median duration of the op's device kernels as the profiler gives it,
+the fastest rank's (the last to arrive does not wait), so that host time and rank skew are left out. Rows have the columns of
+aiconfigurator's NCCL tables, which is what `calibrate.fit_collectives` reads.
+"""
+
+from __future__ import annotations
+
+import csv
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
+COLUMNS = ("system", "nccl_dir_version", "nccl_version_col", "collective", "dtype", "num_gpus", "bytes", "repeat", "us")
+# Calls of one case: until this much time has gone by, within bounds.
+_CASE_S = 0.25
+_MIN_CALLS, _MAX_CALLS = 6, 200
+_WARM_UP_CALLS = 3
+_N_SERIES = 5  # a series is a fifth of the calls; the median series counts
+_US_PER_S = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one group of processes measures."""
+
+    backend: str
+    n_ranks: int
+    port: int
+    sizes: tuple[int, ...]
+    ops: tuple[str, ...]
+    repeats: int
+
+
+def measure(job: Job) -> list[dict[str, str]]:
+    """Rows of all cases of a job, measured by `n_ranks` new processes."""
+    context = mp.get_context("spawn")
+    queue = context.SimpleQueue()
+    processes = [context.Process(target=_worker, args=(rank, job, queue)) for rank in range(job.n_ranks)]
+    for process in processes:
+        process.start()
+    rows: list[dict[str, str]] = queue.get()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise click.ClickException(f"a rank of {job.n_ranks} ended with {[p.exitcode for p in processes]}")
+    return rows
+
+
+def _worker(rank: int, job: Job, queue: mp.SimpleQueue) -> None:  # type: ignore[type-arg]  # torch types it without arguments
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if job.backend == "nccl" else torch.device("cpu")
+    if job.backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(job.backend, init_method=f"tcp://127.0.0.1:{job.port}", rank=rank, world_size=job.n_ranks)
+    try:
+        rows = [_row(job, op, n_bytes, repeat, device) for op, n_bytes, repeat in _cases(job)]
+        if rank == 0:
+            queue.put(rows)
+    finally:
+        dist.destroy_process_group()
+
+
+def _cases(job: Job) -> Iterator[tuple[str, int, int]]:
+    for repeat in range(job.repeats):
+        for op in job.ops:
+            for n_bytes in job.sizes:
+                yield op, n_bytes, repeat
+
+
+def _row(job: Job, op: str, n_bytes: int, repeat: int, device: torch.device) -> dict[str, str]:
+    call = _call(op, n_bytes, device)
+    time_s = _kernel_time(call) if job.backend == "nccl" else _wall_time(call)
+    version = ".".join(str(part) for part in torch.cuda.nccl.version()) if job.backend == "nccl" else torch.__version__
+    system = "nccl_here" if job.backend == "nccl" else "gloo_loopback"
+    values = (system, version, version, op, "float", job.n_ranks, n_bytes, repeat, f"{time_s * _US_PER_S:.2f}")
+    return {column: str(value) for column, value in zip(COLUMNS, values, strict=True)}
+
+
+def _call(op: str, n_bytes: int, device: torch.device) -> Callable[[], object]:
+    """A collective of `n_bytes` by the nccl-tests convention, ready to be called."""
+    n_ranks = dist.get_world_size()
+    whole = torch.ones(n_bytes // 4, dtype=torch.float32, device=device)
+    part = torch.ones(n_bytes // 4 // n_ranks, dtype=torch.float32, device=device)
+    out = torch.empty_like(whole)
+    # torch 2.13 renamed these two; the old names warn there, the new ones are missing before.
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: gather(out, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "alltoall": lambda: dist.all_to_all_single(out, whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+    }
+    return calls[op]
+
+
+def _n_calls(call: Callable[[], object]) -> int:
+    """How many calls fill the time of a case; the same number on every rank."""
+    for _ in range(_WARM_UP_CALLS):
+        call()
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    once = torch.tensor([time.perf_counter() - start])
+    dist.all_reduce(once, op=dist.ReduceOp.MAX)
+    return int(min(max(_CASE_S / max(once.item(), 1e-6), _MIN_CALLS), _MAX_CALLS))
+
+
+def _wall_time(call: Callable[[], object]) -> float:
+    n_calls = max(1, _n_calls(call) // _N_SERIES)
+    series = []
+    for _ in range(_N_SERIES):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(n_calls):
+            call()
+        spent = torch.tensor([(time.perf_counter() - start) / n_calls])
+        dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+        series.append(spent.item())
+    return statistics.median(series)
+
+
+def _kernel_time(call: Callable[[], object]) -> float:
+    """Median duration of one call's NCCL kernels on the device, the least over ranks."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(_WARM_UP_CALLS):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_MAX_CALLS // 4):
+            call()
+        torch.cuda.synchronize()
+    durations = [
+        event.device_time_total / _US_PER_S for event in profiler.events() if event.name.lower().startswith("nccl")
+    ]
+    if not durations:
+        raise click.ClickException("the profiler saw no NCCL kernel: is CUPTI installed and permitted?")
+    fastest = torch.tensor([statistics.median(durations)], device="cuda")
+    dist.all_reduce(fastest, op=dist.ReduceOp.MIN)
+    return float(fastest.item())
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Writes measured rows as CSV, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(".tmp")
+    with staged.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    staged.replace(path)
+
+
+def sizes_between(low: int, high: int) -> tuple[int, ...]:
+    """Powers of two from `low` to `high` bytes."""
+    return tuple(1 << power for power in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << power <= high)
+
+
+@click.command()
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
+@click.option("--ranks", default="2,4", show_default=True, help="Group sizes, one after the other.")
+@click.option("--min-bytes", default=4096, show_default=True)
+@click.option("--max-bytes", default=64 * 2**20, show_default=True)
+@click.option("--ops", default=",".join(OPS), show_default=True)
+@click.option("--repeats", default=1, show_default=True)
+@click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def main(*, backend: str, ranks: str, ops: str, path: Path, **options: int) -> None:
+    """Measure collectives between processes on this host and write a CSV."""
+    sizes = sizes_between(options["min_bytes"], options["max_bytes"])
+    rows: list[dict[str, str]] = []
+    for text in ranks.split(","):
+        job = Job(
+            backend=backend,
+            n_ranks=int(text),
+            port=free_port(),
+            sizes=sizes,
+            ops=tuple(ops.split(",")),
+            repeats=options["repeats"],
+        )
+        rows += measure(job)
+        click.echo(f"{text} ranks: {len(rows)} rows so far", err=True)
+    write_rows(path, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
