@@ -62,14 +62,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: perfmodel predict --model dlrm.yaml --topo dgx.yaml",
+)
 @click.version_option(package_name="perfmodel")
 def cli() -> None:
-    r"""Predict how fast a PyTorch model trains on many GPUs, before anyone rents them.
-
-    \b
-    Example: perfmodel predict --model dlrm.yaml --topo dgx.yaml
-    """
+    """Predict how fast a PyTorch model trains on many GPUs, before anyone rents them."""
 
 
 def main(argv: list[str] | None = None) -> Any:
