@@ -30,15 +30,18 @@ def assign_buckets(parameters: Sequence[Parameter], first_cap_bytes: int, cap_by
     """
     ready = sorted((p for p in parameters if p.grad_op is not None), key=lambda p: p.grad_op or 0)
     pending: dict[str, list[Parameter]] = {}
+    pending_bytes: dict[str, int] = {}
     closed: dict[str, int] = {}
     groups: list[list[Parameter]] = []
     for parameter in ready:
         dtype = parameter.tensor.dtype
         group = pending.setdefault(dtype, [])
         group.append(parameter)
+        pending_bytes[dtype] = pending_bytes.get(dtype, 0) + parameter.tensor.bytes
         cap_now_bytes = first_cap_bytes if closed.get(dtype, 0) == 0 else cap_bytes
-        if sum(p.tensor.bytes for p in group) >= cap_now_bytes:
+        if pending_bytes[dtype] >= cap_now_bytes:
             groups.append(pending.pop(dtype))
+            del pending_bytes[dtype]
             closed[dtype] = closed.get(dtype, 0) + 1
     groups += pending.values()
     return _in_launch_order(groups)

@@ -8,13 +8,15 @@ every bucket and, unless gradients are views of their buckets, copies each gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from perfmodel.graph import Op, Parameter, TensorSpec
 from perfmodel.plan.buckets import Bucket
-from perfmodel.plan.events import Collective, Event
+from perfmodel.plan.events import Collective, Event, op_event
 
 BUCKET_STORAGE = 1 << 41  # storages of buckets: this plus the bucket's number; beyond every storage of a graph
 GRADIENT_STORAGE = 1 << 42  # storages of reduced gradients: this plus the parameter's tensor id
+MAX_COPIES = 8192  # parameters whose copies are remembered: the same op object is priced once
 
 
 def bucket_insertions(buckets: Sequence[Bucket], n_ranks: int, first_instance: int) -> dict[int, list[Event]]:
@@ -52,55 +54,58 @@ def _all_reduce(bucket: Bucket, number: int, n_ranks: int, instance: int) -> Eve
     return Event(stream="comm", phase="backward", collective=collective, reads=storage, writes=storage)
 
 
-def _in_bucket(parameter: Parameter, number: int) -> TensorSpec:
+def _spec(parameter: Parameter, storage: int) -> TensorSpec:
     spec = parameter.tensor
-    return TensorSpec(
-        id=BUCKET_STORAGE + spec.id,
-        shape=spec.shape,
-        dtype=spec.dtype,
-        strides=spec.strides,
-        storage=BUCKET_STORAGE + number,
-    )
-
-
-def _gradient(parameter: Parameter) -> TensorSpec:
-    spec = parameter.tensor
-    storage = GRADIENT_STORAGE + spec.id
     return TensorSpec(id=storage, shape=spec.shape, dtype=spec.dtype, strides=spec.strides, storage=storage)
 
 
-def _copy_in(parameter: Parameter, number: int) -> Event:
-    op = Op(
+@lru_cache(maxsize=MAX_COPIES)
+def _copies(parameter: Parameter) -> tuple[Op, Op]:
+    """The copies of a gradient into its bucket and back; which bucket is said by the events' storages."""
+    gradient = _spec(parameter, GRADIENT_STORAGE + parameter.tensor.id)
+    in_bucket = _spec(parameter, BUCKET_STORAGE + parameter.tensor.id)
+    module = parameter.name.rpartition(".")[0]
+    into = Op(
         id=-1,
         name="aten.mul",
         overload="out",
-        inputs=(_gradient(parameter),),
+        inputs=(gradient,),
         input_names=("self",),
-        outputs=(_in_bucket(parameter, number),),
-        module=parameter.name.rpartition(".")[0],
+        outputs=(in_bucket,),
+        module=module,
         phase="backward",
     )
-    return Event(stream="compute", phase="backward", op=op)
+    back = Op(
+        id=-1,
+        name="aten.copy_",
+        inputs=(gradient, in_bucket),
+        input_names=("self", "src"),
+        outputs=(gradient,),
+        module=module,
+        phase="backward",
+    )
+    return into, back
+
+
+def _storages(parameter: Parameter, number: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The gradient's storage and its bucket's."""
+    return frozenset({GRADIENT_STORAGE + parameter.tensor.id}), frozenset({BUCKET_STORAGE + number})
+
+
+def _copy_in(parameter: Parameter, number: int) -> Event:
+    gradient, bucket = _storages(parameter, number)
+    return op_event(_copies(parameter)[0], gradient, bucket)
 
 
 def _copy_out(parameter: Parameter, number: int) -> Event:
-    gradient = _gradient(parameter)
-    op = Op(
-        id=-1,
-        name="aten.copy_",
-        inputs=(gradient, _in_bucket(parameter, number)),
-        input_names=("self", "src"),
-        outputs=(gradient,),
-        module=parameter.name.rpartition(".")[0],
-        phase="backward",
-    )
-    return Event(stream="compute", phase="backward", op=op)
+    gradient, bucket = _storages(parameter, number)
+    return op_event(_copies(parameter)[1], gradient | bucket, gradient)
 
 
+@lru_cache(maxsize=MAX_COPIES)
 def _wait(number: int) -> Event:
     storage = BUCKET_STORAGE + number
     spec = TensorSpec(id=storage, shape=(1,), dtype="float32", strides=(1,), storage=storage)
-    op = Op(
-        id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), module="", phase="backward"
+    return op_event(
+        Op(id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), module="", phase="backward")
     )
-    return Event(stream="compute", phase="backward", op=op)

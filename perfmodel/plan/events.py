@@ -46,7 +46,8 @@ class Event:
 
     `after` holds the indices of earlier events of the same rank on other streams that must have ended on the device before
     this one starts (same-stream order is implied). With `host_waits` the host thread also waits for the event's own end, as
-    after a blocking exchange of sizes. `reads` and `writes` are the storages of a collective; an op's follow from its tensors.
+    after a blocking exchange of sizes. `reads` and `writes` are the storages it touches; of an op that names none, those
+    of its tensors.
     """
 
     stream: Stream
@@ -117,30 +118,45 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
+def op_event(op: Op, reads: frozenset[int] | None = None, writes: frozenset[int] | None = None) -> Event:
+    """The event of an op on its own stream; storages given replace those of its tensors."""
+    return Event(
+        stream=op.stream,
+        phase=op.phase,
+        op=op,
+        reads=frozenset(s.storage for s in op.inputs) if reads is None else reads,
+        writes=frozenset(s.storage for s in op.outputs) if writes is None else writes,
+    )
+
+
 def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     """Adds to each event's `after` the cross-stream dependencies that follow from the storages its op touches.
 
     An op waits for the last writer of each storage it reads and, before it writes a storage, for that storage's last
     writer and readers, where those ran on another stream. Dependencies already present are kept.
     """
+    linked = list(events)
+    touches = [_touches(event) for event in linked]
+    off_compute = [i for i, event in enumerate(linked) if event.stream != "compute"]
+    # A storage that only the compute stream touches orders nothing; most events touch no other.
+    shared = frozenset().union(*(storages for i in off_compute for storages in touches[i]))
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    streams: list[Stream] = []
-    linked: list[Event] = []
-    for index, event in enumerate(events):
-        found = set(event.after)
-        reads, writes = _touches(event)
-        touched = [writer[s] for s in reads | writes if s in writer]
-        touched += [r for s in writes for r in readers.get(s, ())]
-        found.update(i for i in touched if streams[i] != event.stream)
+    for index, (all_reads, all_writes) in enumerate(touches):
+        if shared.isdisjoint(all_reads) and shared.isdisjoint(all_writes):
+            continue
+        event, reads, writes = linked[index], all_reads & shared, all_writes & shared
+        found = {writer[s] for s in reads | writes if s in writer}
+        found.update(r for s in writes for r in readers.get(s, ()))
+        found = {i for i in found if linked[i].stream != event.stream}
         _record(index, reads, writes, writer, readers)
-        streams.append(event.stream)
-        linked.append(replace(event, after=_latest_per_stream(found, streams)))
+        if found:
+            linked[index] = replace(event, after=_latest_per_stream(found.union(event.after), linked))
     return tuple(linked)
 
 
 def _touches(event: Event) -> tuple[frozenset[int], frozenset[int]]:
-    if event.op is None:
+    if event.op is None or event.reads or event.writes:
         return event.reads, event.writes
     return frozenset(s.storage for s in event.op.inputs), frozenset(s.storage for s in event.op.outputs)
 
@@ -155,9 +171,9 @@ def _record(
         readers.pop(storage, None)
 
 
-def _latest_per_stream(indices: set[int], streams: Sequence[Stream]) -> tuple[int, ...]:
+def _latest_per_stream(indices: Iterable[int], events: Sequence[Event]) -> tuple[int, ...]:
     """Of the events on one stream only the last matters, since a stream is first-in first-out."""
     last: dict[Stream, int] = {}
     for index in sorted(indices):
-        last[streams[index]] = index
+        last[events[index].stream] = index
     return tuple(sorted(last.values()))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from perfmodel.graph import Graph, Op, Phase, TensorSpec
-from perfmodel.plan.events import Collective, Event
+from perfmodel.plan.events import Collective, Event, op_event
+from perfmodel.plan.facts import GraphFacts
 from perfmodel.plan.tables import TableOps, drop_tensors, scale_op
 
 GLOBAL_STORAGE = 1 << 40  # a storage of the global batch: the local one's id plus this
@@ -22,14 +24,19 @@ class Exchange:
     its own tables itself. `row_dtype` is the type in which pooled rows travel (None: their own).
     """
 
-    graph: Graph
+    facts: GraphFacts
     tables: Mapping[str, TableOps]
     owner: Mapping[str, int]
     n_ranks: int
     index_exchange: bool
     row_itemsize_bytes: int | None = None
+    made: dict[int, Collective] = field(default_factory=dict)
 
     @property
+    def graph(self) -> Graph:
+        """The graph that is spread."""
+        return self.facts.graph
+
     def skipped(self) -> frozenset[int]:
         """Op ids that a rank does not run for its local batch."""
         return frozenset(i for name in self.owner for i in self.tables[name].ids)
@@ -71,8 +78,13 @@ def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
     foreign = frozenset().union(*(exchange.tables[name].own for name in exchange.owner)) - kept
     fixed = {(table.table.rows, table.table.dim) for table in held}
     ids = sorted({i for table in held for i in table.optimizer})
-    ops = [drop_tensors(exchange.graph.ops[i], foreign) for i in ids]
-    return [_event(scale_op(op, exchange.n_ranks, fixed, {})) for op in ops]
+
+    def make(op_id: int) -> Event:
+        op = drop_tensors(exchange.graph.ops[op_id], foreign)
+        return op_event(scale_op(op, exchange.n_ranks, fixed, {}))
+
+    key = (exchange.n_ranks, tuple(table.table.parameter for table in held), frozenset(exchange.owner))
+    return [exchange.facts.event((i, key), partial(make, i)) for i in ids]
 
 
 def _index_events(exchange: Exchange, first: int) -> list[Event]:
@@ -106,30 +118,36 @@ def _all_to_all(
     scatter: bool,
 ) -> Event:
     """Each table moves `sizes[table]` bytes between every rank and its owner: to the owner if `scatter`, else from it."""
-    n_ranks = exchange.n_ranks
-    owned_bytes = [0] * n_ranks
-    for name, owner in exchange.owner.items():
-        owned_bytes[owner] += sizes[name]
-    send = tuple(tuple(owned_bytes[j if scatter else i] for j in range(n_ranks)) for i in range(n_ranks))
     kind = instance % N_EXCHANGES
-    collective = Collective(
-        op="all_to_all_v",
-        bytes=max(sum(row) for row in send),
-        ranks=tuple(range(n_ranks)),
-        dtype="int64" if kind in (LENGTHS, INDICES) else "float32",
-        instance=instance,
-        purpose=("bag lengths", "indices", "pooled rows", "row gradients")[kind],
-        send_bytes=send,
-    )
+    if instance not in exchange.made:
+        send = _send_bytes(exchange, sizes, scatter=scatter)
+        exchange.made[instance] = Collective(
+            op="all_to_all_v",
+            bytes=max(sum(row) for row in send),
+            ranks=tuple(range(exchange.n_ranks)),
+            dtype="int64" if kind in (LENGTHS, INDICES) else "float32",
+            instance=instance,
+            purpose=("bag lengths", "indices", "pooled rows", "row gradients")[kind],
+            send_bytes=send,
+        )
     phase: Phase = "backward" if kind == GRADIENTS else "forward" if kind == POOLED else "input"
     return Event(
         stream="comm",
         phase=phase,
-        collective=collective,
+        collective=exchange.made[instance],
         host_waits=kind == LENGTHS,
         reads=touched[0],
         writes=touched[1],
     )
+
+
+def _send_bytes(exchange: Exchange, sizes: Mapping[str, int], *, scatter: bool) -> tuple[tuple[int, ...], ...]:
+    owned_bytes = [0] * exchange.n_ranks
+    for name, owner in exchange.owner.items():
+        owned_bytes[owner] += sizes[name]
+    if scatter:
+        return (tuple(owned_bytes),) * exchange.n_ranks
+    return tuple((size,) * exchange.n_ranks for size in owned_bytes)
 
 
 def _storages(exchange: Exchange, which: str) -> frozenset[int]:
@@ -141,11 +159,10 @@ def _writes(op: Op) -> set[int]:
 
 
 def _global_op(exchange: Exchange, table: TableOps, op_id: int) -> Event:
-    op = exchange.graph.ops[op_id]
-    local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
-    rename = {storage: GLOBAL_STORAGE + storage for storage in local}
-    return _event(scale_op(op, exchange.n_ranks, {(table.table.rows, table.table.dim)}, rename))
+    def make() -> Event:
+        local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
+        rename = {storage: GLOBAL_STORAGE + storage for storage in local}
+        fixed = {(table.table.rows, table.table.dim)}
+        return op_event(scale_op(exchange.graph.ops[op_id], exchange.n_ranks, fixed, rename))
 
-
-def _event(op: Op) -> Event:
-    return Event(stream=op.stream, phase=op.phase, op=op)
+    return exchange.facts.event((op_id, exchange.n_ranks, table.table.parameter), make)

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph, Storage
 from perfmodel.plan.events import MemoryUse
-from perfmodel.plan.tables import TableOps
+from perfmodel.plan.facts import KINDS, GraphFacts, IntArray
 from perfmodel.units import format_bytes
 
-
-def table_row_bytes(graph: Graph, tables: Mapping[str, TableOps]) -> dict[str, int]:
-    """Bytes of one row of each table with its optimizer state, by parameter name."""
-    state_bytes = {s.id: s.bytes for s in graph.storages if s.kind == "optimizer_state"}
-    rows: dict[str, int] = {}
-    for name, found in tables.items():
-        touched = {spec.storage for i in found.optimizer for spec in graph.ops[i].inputs}
-        state = sum(state_bytes.get(storage, 0) for storage in touched)
-        rows[name] = found.table.dim * found.table.itemsize_bytes + -(-state // found.table.rows)
-    return rows
+BoolArray = NDArray[np.bool_]
 
 
-def dense_memory(graph: Graph, tables: Iterable[TableOps]) -> MemoryUse:
-    """Peak of a rank that holds everything but `tables`.
+def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1) -> MemoryUse:
+    """Peak of a rank that holds everything but the tables `sharded` (parameter names); found once per graph and set.
 
     Gradients and activations are taken at the moment when their sum is largest; `Storage.born` and `dies` say when each
-    lives.
+    lives. With several micro-batches gradients wait for the last one, so they are all there when activations peak.
     """
-    gone = _table_storages(graph, tables)
-    kept = [storage for storage in graph.storages if storage.id not in gone]
-    alive = _at_peak([s for s in kept if s.kind in ("gradient", "activation", "input")], len(graph.ops))
+    return facts.dense_memory(sharded, n_micro, partial(_dense_memory, facts, sharded, n_micro))
+
+
+def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int) -> MemoryUse:
+    columns = facts.storages
+    kept = ~np.isin(columns["id"], sorted(_table_storages(facts, sharded)))
+    kind, size, born, dies = (columns[name][kept] for name in ("kind", "bytes", "born", "dies"))
+    n_ops = len(facts.graph.ops)
+    passing = np.isin(kind, [KINDS.index("gradient"), KINDS.index("activation"), KINDS.index("input")])
+    born = np.where((kind == KINDS.index("gradient")) & (n_micro > 1), -1, born)
+    alive = passing & _alive_at_peak(size * passing, born, dies, n_ops)
+
+    def held(name: str, of: BoolArray) -> int:
+        return int(size[of & (kind == KINDS.index(name))].sum())
+
+    always = ~passing
     return MemoryUse(
-        parameters_bytes=_sum(kept, "parameter"),
-        gradients_bytes=_sum(alive, "gradient"),
-        optimizer_bytes=_sum(kept, "optimizer_state"),
-        activations_bytes=_sum(alive, "activation") + _sum(alive, "input"),
-        buffers_bytes=_sum(kept, "buffer"),
+        parameters_bytes=held("parameter", always),
+        gradients_bytes=held("gradient", alive),
+        optimizer_bytes=held("optimizer_state", always),
+        activations_bytes=held("activation", alive) + held("input", alive),
+        buffers_bytes=held("buffer", always),
     )
+
+
+def _alive_at_peak(size_bytes: IntArray, born: IntArray, dies: IntArray, n_ops: int) -> BoolArray:
+    """True for what is alive after the op at which the total is largest, the first such."""
+    first, last = np.maximum(born, 0), np.minimum(dies, n_ops)
+    change = np.zeros(n_ops + 2, dtype=np.int64)
+    np.add.at(change, first, size_bytes)
+    np.add.at(change, last + 1, -size_bytes)
+    peak = int(np.cumsum(change).argmax())
+    alive: BoolArray = (first <= peak) & (peak <= last)
+    return alive
 
 
 def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
@@ -59,32 +76,14 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
     )
 
 
-def _table_storages(graph: Graph, tables: Iterable[TableOps]) -> set[int]:
+def _table_storages(facts: GraphFacts, names: frozenset[str]) -> set[int]:
     """Weights, gradients and states of the tables, and what their backward and optimizer ops make."""
-    weights = {p.name: p.tensor.storage for p in graph.parameters}
-    held = {s.id for s in graph.storages if s.kind in ("parameter", "optimizer_state", "gradient", "activation")}
     found: set[int] = set()
-    for table in tables:
-        found.add(weights[table.table.parameter])
-        ops = [graph.ops[i] for i in (*table.backward, *table.optimizer)]
+    for name in names:
+        table = facts.tables[name]
         incoming = {spec.storage for spec in table.gradients}
-        found |= {s.storage for op in ops for s in (*op.inputs, *op.outputs)} - incoming
-    return found & held
-
-
-def _at_peak(storages: Sequence[Storage], n_ops: int) -> list[Storage]:
-    """The storages alive after the op at which their total is largest."""
-    change = [0] * (n_ops + 2)
-    for storage in storages:
-        change[max(storage.born, 0)] += storage.bytes
-        change[min(storage.dies, n_ops) + 1] -= storage.bytes
-    best, best_bytes, now_bytes = 0, -1, 0
-    for moment, delta in enumerate(change):
-        now_bytes += delta
-        if now_bytes > best_bytes:
-            best, best_bytes = moment, now_bytes
-    return [s for s in storages if max(s.born, 0) <= best <= min(s.dies, n_ops)]
-
-
-def _sum(storages: Iterable[Storage], kind: str) -> int:
-    return sum(storage.bytes for storage in storages if storage.kind == kind)
+        ops = [facts.graph.ops[i] for i in table.backward]
+        made = {spec.storage for op in ops for spec in (*op.inputs, *op.outputs)}
+        found |= (made | table.own) - incoming
+    kinds = ("parameter", "optimizer_state", "gradient", "activation")
+    return found & {s.id for s in facts.graph.storages if s.kind in kinds}

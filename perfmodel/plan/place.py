@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 
 from perfmodel.config import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph, Op
+from perfmodel.graph import Graph
 from perfmodel.plan import exchange as ex
 from perfmodel.plan.assign import assign_explicit, assign_table_wise
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import bucket_insertions, copy_back
 from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
-from perfmodel.plan.memory import check_memory, dense_memory, table_row_bytes
-from perfmodel.plan.tables import TableOps, find_table_ops
+from perfmodel.plan.facts import GraphFacts, facts_of
+from perfmodel.plan.memory import check_memory, dense_memory
+from perfmodel.plan.tables import TableOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,14 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
-    """What every rank's events are built from."""
+    """What every rank's events are built from. `steps` are forward to backward of each micro-batch, equal on all ranks."""
 
-    graph: Graph
+    facts: GraphFacts
     plan: PlanSpec
     exchange: ex.Exchange
     buckets: tuple[Bucket, ...]
-    row_bytes: Mapping[str, int]
-    dense: MemoryUse
+    steps: tuple[tuple[Event, ...], ...]
+    optimizer: tuple[Event, ...]
 
     @property
     def n_ranks(self) -> int:
@@ -54,7 +55,7 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
             do not exist.
     """
-    spread = _spread(graph, plan, ranks)
+    spread = _spread(facts_of(graph), plan, ranks)
     classes = []
     for (device, held), members in _rank_classes(spread.exchange, ranks).items():
         memory = _rank_memory(spread, members[0])
@@ -71,27 +72,31 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
     return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread))
 
 
-def _spread(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _Spread:
+def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _Spread:
     n_ranks = len(ranks)
-    tables = find_table_ops(graph) if n_ranks > 1 else {}
-    row_bytes = table_row_bytes(graph, tables)
+    tables = facts.tables if n_ranks > 1 else {}
     owner: dict[str, int] = {}
     if tables and plan.embeddings.strategy != "data_parallel":
-        dense = dense_memory(graph, tables.values())
+        dense = dense_memory(facts, frozenset(tables), plan.accumulate)
         free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
-        owner = _owners(plan, tables, row_bytes, free)
+        owner = _owners(plan, tables, facts.table_row_bytes, free)
     exchange = ex.Exchange(
-        graph=graph, tables=tables, owner=owner, n_ranks=n_ranks, index_exchange=plan.embeddings.index_exchange
+        facts=facts, tables=tables, owner=owner, n_ranks=n_ranks, index_exchange=plan.embeddings.index_exchange
     )
-    dense_parameters = [p for p in graph.parameters if p.name not in owner]
+    dense_parameters = [p for p in facts.graph.parameters if p.name not in owner]
     ddp = plan.data_parallel
+    buckets = assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if n_ranks > 1 else ()
+    skipped = exchange.skipped()
     return _Spread(
-        graph=graph,
+        facts=facts,
         plan=plan,
         exchange=exchange,
-        buckets=assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if n_ranks > 1 else (),
-        row_bytes=row_bytes,
-        dense=dense_memory(graph, [tables[name] for name in owner]),
+        buckets=buckets,
+        steps=tuple(
+            tuple(_step_events(exchange, plan, buckets if micro == plan.accumulate - 1 else (), micro, skipped))
+            for micro in range(plan.accumulate)
+        ),
+        optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
     )
 
 
@@ -116,65 +121,60 @@ def _rank_classes(
 
 
 def _rank_events(spread: _Spread, rank: int) -> list[Event]:
+    """Inputs, lookups, forward, loss and backward of each micro-batch; then the optimizer."""
+    exchange = spread.exchange
+    sharded = bool(exchange.owner)
+    inputs = [event for _, event in spread.facts.phase_events["input"]]
     events: list[Event] = []
-    n_micro = spread.plan.accumulate
-    for micro in range(n_micro):
-        events += _micro_batch(spread, rank, micro, last=micro == n_micro - 1)
-    optimizer = [op for op in spread.graph.ops if op.phase == "optimizer" and op.id not in spread.exchange.skipped]
-    events += [_op_event(op) for op in optimizer]
-    events += ex.table_optimizer(spread.exchange, rank)
+    for micro, step in enumerate(spread.steps):
+        events += inputs
+        if sharded:
+            events += ex.lookup_events(exchange, rank, micro * ex.N_EXCHANGES)
+        events += step
+        if sharded:
+            events += ex.table_backward(exchange, rank)
+    events += spread.optimizer
+    events += ex.table_optimizer(exchange, rank)
     return events
 
 
-def _micro_batch(spread: _Spread, rank: int, micro: int, *, last: bool) -> Iterator[Event]:
-    """Inputs, forward, loss and backward of one micro-batch; gradients are reduced in the last one only (`no_sync`)."""
-    exchange = spread.exchange
-    sharded = bool(exchange.owner)
-    first_instance = micro * ex.N_EXCHANGES
-    insertions: dict[int, list[Event]] = {}
-    if last and spread.buckets:
-        after_exchanges = spread.plan.accumulate * ex.N_EXCHANGES
-        insertions = bucket_insertions(spread.buckets, spread.n_ranks, after_exchanges)
-    exchanged = ex.gradient_exchange(exchange, first_instance) if sharded else None
+def _step_events(
+    exchange: ex.Exchange, plan: PlanSpec, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]
+) -> Iterator[Event]:
+    """Forward to backward of one micro-batch; gradients are reduced where `buckets` are given (`no_sync` elsewhere)."""
+    insertions = bucket_insertions(buckets, exchange.n_ranks, plan.accumulate * ex.N_EXCHANGES)
+    exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
         insertions.setdefault(exchanged[0], []).append(exchanged[1])
-    yield from (_op_event(op) for op in spread.graph.ops if op.phase == "input")
-    if sharded:
-        yield from ex.lookup_events(exchange, rank, first_instance)
-    for op in spread.graph.ops:
-        if op.phase in ("forward", "loss", "backward"):
-            if op.id not in exchange.skipped:
-                yield _op_event(op)
-            yield from insertions.get(op.id, ())
-    if last:
-        yield from copy_back(spread.buckets, as_views=spread.plan.data_parallel.gradient_as_bucket_view)
-    if sharded:
-        yield from ex.table_backward(exchange, rank)
-
-
-def _op_event(op: Op) -> Event:
-    return Event(stream=op.stream, phase=op.phase, op=op)
+    for op_id, event in exchange.facts.step_events:
+        if op_id not in skipped:
+            yield event
+        if op_id in insertions:
+            yield from insertions[op_id]
+    yield from copy_back(buckets, as_views=plan.data_parallel.gradient_as_bucket_view)
 
 
 def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
     """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
+    row_bytes = spread.facts.table_row_bytes
+    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner), spread.plan.accumulate)
     held = spread.exchange.held(rank)
     weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
-    with_state = sum(t.table.rows * spread.row_bytes[t.table.parameter] for t in held)
+    with_state = sum(t.table.rows * row_bytes[t.table.parameter] for t in held)
     buckets = sum(bucket.bytes for bucket in spread.buckets)
     as_views = spread.plan.data_parallel.gradient_as_bucket_view
     rows = sum(t.output_bytes for t in held) * spread.n_ranks
     return replace(
-        spread.dense,
-        parameters_bytes=spread.dense.parameters_bytes + weights,
-        optimizer_bytes=spread.dense.optimizer_bytes + with_state - weights,
+        dense,
+        parameters_bytes=dense.parameters_bytes + weights,
+        optimizer_bytes=dense.optimizer_bytes + with_state - weights,
         communication_bytes=(0 if as_views else buckets) + 2 * rows,
     )
 
 
 def _notes(spread: _Spread) -> tuple[str, ...]:
-    notes = list(spread.graph.notes)
-    sparse = [p.name for p in spread.graph.parameters if p.sparse_grad and p.name not in spread.exchange.owner]
+    notes = list(spread.facts.graph.notes)
+    sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in spread.exchange.owner]
     if sparse and spread.n_ranks > 1:
         raise InfeasiblePlanError(
             f"data-parallel table {sparse[0]} has sparse gradients, which DDP does not all-reduce; "

@@ -1,0 +1,98 @@
+"""What plans ask of a graph again and again, found once: its events, its tables, its storages as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.graph import PHASES, Graph, Phase
+from perfmodel.plan.events import Event, MemoryUse, op_event
+from perfmodel.plan.tables import TableOps, find_table_ops
+
+MAX_GRAPHS = 16  # graphs remembered; an autotuner alternates between a few batch sizes
+KINDS = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")  # of graph.Storage
+
+IntArray = NDArray[np.int64]
+
+
+class GraphFacts:
+    """Derived from one graph when first asked for, and kept. Get it from `facts_of`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._events: dict[Hashable, Event] = {}
+        self._memory: dict[Hashable, MemoryUse] = {}
+
+    @cached_property
+    def tables(self) -> dict[str, TableOps]:
+        """Ops of each embedding table by parameter name."""
+        return find_table_ops(self.graph)
+
+    @cached_property
+    def op_events(self) -> tuple[Event, ...]:
+        """The event of each op, by op id."""
+        return tuple(op_event(op) for op in self.graph.ops)
+
+    @cached_property
+    def phase_events(self) -> Mapping[Phase, tuple[tuple[int, Event], ...]]:
+        """(op id, event) of the ops of each phase, in graph order."""
+        found: dict[Phase, list[tuple[int, Event]]] = {phase: [] for phase in PHASES}
+        for number, event in enumerate(self.op_events):
+            found[event.phase].append((number, event))
+        return {phase: tuple(rows) for phase, rows in found.items()}
+
+    @cached_property
+    def step_events(self) -> tuple[tuple[int, Event], ...]:
+        """(op id, event) of forward, loss and backward, in graph order."""
+        return tuple(
+            (number, event)
+            for number, event in enumerate(self.op_events)
+            if event.phase in ("forward", "loss", "backward")
+        )
+
+    @cached_property
+    def table_row_bytes(self) -> dict[str, int]:
+        """Bytes of one row of each table with its optimizer state, by parameter name."""
+        state_bytes = {s.id: s.bytes for s in self.graph.storages if s.kind == "optimizer_state"}
+        rows: dict[str, int] = {}
+        for name, found in self.tables.items():
+            touched = {spec.storage for i in found.optimizer for spec in self.graph.ops[i].inputs} & found.own
+            state = sum(state_bytes.get(storage, 0) for storage in touched)
+            rows[name] = found.table.dim * found.table.itemsize_bytes + -(-state // found.table.rows)
+        return rows
+
+    @cached_property
+    def storages(self) -> Mapping[str, IntArray]:
+        """Columns of `Graph.storages`: `id`, `bytes`, `born`, `dies` and `kind` (index into KINDS)."""
+        rows = [(s.id, s.bytes, s.born, s.dies, KINDS.index(s.kind)) for s in self.graph.storages]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        return dict(zip(("id", "bytes", "born", "dies", "kind"), columns, strict=True))
+
+    def event(self, key: Hashable, make: Callable[[], Event]) -> Event:
+        """The event under a key, made when first asked for: the same object every time, so that it is priced once."""
+        if key not in self._events:
+            self._events[key] = make()
+        return self._events[key]
+
+    def dense_memory(self, sharded: frozenset[str], n_micro: int, find: Callable[[], MemoryUse]) -> MemoryUse:
+        """What `find` says of a rank without the tables `sharded`, asked once."""
+        key = (sharded, n_micro)
+        if key not in self._memory:
+            self._memory[key] = find()
+        return self._memory[key]
+
+
+_KNOWN: dict[int, GraphFacts] = {}  # by identity; each entry holds its graph, so that no identity is reused
+
+
+def facts_of(graph: Graph) -> GraphFacts:
+    """The facts of a graph: made once, the same object while the graph is among the last `MAX_GRAPHS` asked for."""
+    known = _KNOWN.get(id(graph))
+    if known is None:
+        while len(_KNOWN) >= MAX_GRAPHS:
+            _KNOWN.pop(next(iter(_KNOWN)), None)
+        known = _KNOWN[id(graph)] = GraphFacts(graph)
+    return known
