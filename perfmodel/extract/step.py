@@ -17,6 +17,7 @@ from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
 from perfmodel.extract.rewrites import attention, dropout, norm, rnn, softmax  # noqa: F401 -- each registers its routes
 from perfmodel.extract.rewrites.autocast import Autocast, Casting, autocast
+from perfmodel.extract.rewrites.embedding import fused_embedding_update
 from perfmodel.extract.rewrites.routing import Routing, routes
 from perfmodel.extract.rewrites.scaler import LossScale
 from perfmodel.extract.rewrites.tf32 import tf32
@@ -43,6 +44,9 @@ class _Step:
         self.parameters = dict(built.module.named_parameters())
         self.specs: dict[str, TensorSpec] = {}
         self.grad_op: dict[str, int] = {}
+        self.in_backward: list[torch.optim.Optimizer] = []
+        self.fuses_tables = target == "cuda" and bool(built.sparse_optimizer_kwargs.get("fused"))
+        self.held: tuple[Any, ...] = ()
         self.optimizers: list[torch.optim.Optimizer] = []
         dtype = _AUTOCAST_DTYPE.get(built.precision)
         whole_step = None if dtype is None else Casting(enabled=True, dtype=dtype)
@@ -133,9 +137,9 @@ class _Step:
             self.optimizers.append(made)
         if sparse:
             made = sparse_optimizer(built.sparse_optimizer, sparse, built.sparse_optimizer_kwargs)
-            self.optimizers.append(made)
+            (self.in_backward if self.fuses_tables else self.optimizers).append(made)
         storages = self.recorder.storages
-        for optimizer in self.optimizers:
+        for optimizer in (*self.optimizers, *self.in_backward):
             counters = optimizers.host_counters(optimizer) if self.target == "cuda" else []
             self.recorder.keep_on_host(counters)
             on_host = {id(counter) for counter in counters}
@@ -232,7 +236,8 @@ def trace(built: Built, *, target: Target = "cuda", values: Values = "meta", tra
     step = _Step(twin_of(built, values), target, values)
     try:
         _run(step, training=training)
-        return step.graph()
+        graph = step.graph()
+        return fused_embedding_update(graph) if step.fuses_tables and graph.tables else graph
     finally:
         for parameter in step.parameters.values():
             parameter.grad = None
@@ -259,4 +264,4 @@ def _run(step: _Step, *, training: bool) -> None:
     with _torch.unchecked_sparse(), _torch.fused_optimizers_on_meta():
         step.make_optimizers()
         step.optimize()
-    del output, loss
+    step.held = (output, loss)

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+from perfmodel.config.dlrm import DlrmSpec
 from perfmodel.extract import _torch, trace
 from perfmodel.extract.rewrites.autocast import CPU_LISTS, CUDA_BANNED, CUDA_LISTS, policies
-from perfmodel.models import BuiltModel
+from perfmodel.models import BuiltModel, build
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
@@ -266,3 +267,44 @@ def test_optimizers_step_all_parameters_at_once_on_cuda(optimizer, values):
 def test_a_fused_optimizer_is_one_call():
     graph = trace(built(nn.Linear(8, 8), torch.ones(3, 8), optimizer="adamw", optimizer_kwargs={"fused": True}))
     assert names(graph, "optimizer") == ["_foreach_add_", "_fused_adamw_"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_tables_updated_in_backward_have_no_gradient_and_no_optimizer_ops(optimizer):
+    spec = {
+        "name": "d",
+        "batch_size": 4,
+        "dense_features": 3,
+        "bottom_mlp": (8,),
+        "top_mlp": (1,),
+        "embedding_dim": 8,
+        "tables": ({"rows": 10}, {"rows": 20, "pooling_factor": (3.0,)}),
+    }
+    apart, fused = (
+        trace(build(DlrmSpec(**spec, sparse_optimizer={"name": optimizer, "fused": fuse}))) for fuse in (False, True)
+    )
+    kernels = [op for op in fused.ops if "batched_embedding" in op.name]
+    assert [(op.phase, op.module[-2:]) for op in kernels] == [
+        ("forward", "t0"),
+        ("forward", "t1"),
+        ("backward", "t1"),
+        ("backward", "t0"),
+    ]
+    assert [op.attrs["tables"][0]["rows"] for op in kernels] == [10, 20, 20, 10]
+    assert {op.attrs["optimizer"] for op in kernels} == {optimizer}
+    assert [op.id for op in fused.ops] == list(range(len(fused.ops)))
+    weights = {p.name: p for p in fused.parameters if p.sparse_grad}
+    for op in kernels[2:]:
+        parameter = weights[op.attrs["parameter"]]
+        assert op.outputs == (parameter.tensor,)
+        assert parameter.grad_op == op.id
+    tables = {p.tensor.storage for p in weights.values()}
+    assert not [op for op in fused.ops if op.phase == "optimizer" and tables & {s.storage for s in op.inputs}]
+    assert [n for n in names(apart) if "sparse" not in n and "coalesce" not in n].count("_foreach_add_") == 1
+    dense = [p.name for p in fused.parameters if not p.sparse_grad]
+    after = {p.name: [op.name for op in fused.ops[: p.grad_op + 1]][-1] for p in fused.parameters if p.name in dense}
+    before = {p.name: [op.name for op in apart.ops[: p.grad_op + 1]][-1] for p in apart.parameters if p.name in dense}
+    assert after == before
+    state = [s.bytes for s in fused.storages if s.kind == "optimizer_state"]
+    assert state == ([] if optimizer == "sgd" else [10 * 4, 20 * 4])
+    assert sum(s.bytes for s in fused.storages) < sum(s.bytes for s in apart.storages)
