@@ -172,10 +172,8 @@ def _tables(family: Family, system: str, op: str, regime: str, sizes: Sequence[i
         )
     }
     for version in sorted({p.version for p in family.points if (p.system, p.op) == (system, op)}):
-        ranks = sorted({p.n_ranks for p in family.points if (p.system, p.op, p.version) == (system, op, version)})
-        with_it = [_posterior(family, (system, op, regime), n, False, version) for n in ranks]
-        without = [_posterior(family, (system, op, regime), n, False, "") for n in ranks]
-        added = np.mean(np.array(with_it) - np.array(without), axis=0)
+        with_it = np.stack([_posterior(family, (system, op, regime), n, False, version) for n in sizes])
+        added = with_it - tables[f"correction.{stem}"][0]
         tables[f"version.{stem}.{version.replace('.', '_')}"] = added
     return {
         key: np.clip(table, -MAX_CORRECTION, MAX_CORRECTION).reshape(*table.shape[:-1], len(grid))

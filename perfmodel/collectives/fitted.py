@@ -72,14 +72,13 @@ def law(fit: FabricFit, key: tuple[str, str], n_ranks: int, link_scale: float = 
 
 def correction(fit: FabricFit, regime: RegimeFit, n_ranks: int, dtype_class: int, version: str) -> NDArray[np.float64]:
     """Logarithm of measured over law at GRID_BYTES, between measured group sizes by straight lines in log2 ranks."""
-    table = regime.correction[dtype_class]
+    extra = regime.versions.get(version)
+    table = regime.correction[dtype_class] if extra is None else regime.correction[dtype_class] + extra
     place = float(np.interp(math.log2(n_ranks), np.log2(fit.group_sizes), np.arange(len(fit.group_sizes))))
     low = math.floor(place)
     high = min(low + 1, len(fit.group_sizes) - 1)
-    found = table[low] + (table[high] - table[low]) * (place - low)
-    extra = regime.versions.get(version)
-    total: NDArray[np.float64] = found if extra is None else found + extra
-    return np.clip(total, -MAX_CORRECTION, MAX_CORRECTION)
+    found: NDArray[np.float64] = table[low] + (table[high] - table[low]) * (place - low)
+    return np.clip(found, -MAX_CORRECTION, MAX_CORRECTION)
 
 
 @lru_cache(maxsize=4096)

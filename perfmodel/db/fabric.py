@@ -51,7 +51,7 @@ class RegimeFit:
     time = (base_s + step_s x steps(n) + bytes x factor(n) x s_per_byte x growth(n)) x exp(correction). `steps` and `factor`
     are those of the algorithm; growth(n) = exp(n_slope x g(n)), with g given by the law. `correction[d, i, j]` is the
     logarithm of measured over law at dtype class d (0: two bytes and more, 1: one byte), `group_sizes[i]` ranks and
-    2^(9+j) bytes; `versions[v][j]` is what library version v adds to it.
+    2^(9+j) bytes; `versions[v][i, j]` is what library version v adds to it.
     """
 
     base_s: float
@@ -200,6 +200,8 @@ def _array_problems(where: str, fit: Fit, stem: str, shape: tuple[int, ...]) -> 
         found = "none" if table is None else str(table.shape)
         return [f"{where}: arrays: correction.{stem}: found {found}, needs {shape}"]
     tables = [table, *(value for key, value in fit.arrays.items() if key.startswith(f"version.{stem}."))]
+    if any(value.shape != shape[1:] for value in tables[1:]):
+        return [f"{where}: arrays: version.{stem}: needs {shape[1:]}"]
     if not all(np.all(np.isfinite(value)) and np.max(np.abs(value)) <= MAX_CORRECTION for value in tables):
         return [f"{where}: arrays: {stem}: found a correction beyond {MAX_CORRECTION}, or one that is no number"]
     return []
