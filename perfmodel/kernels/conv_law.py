@@ -13,8 +13,9 @@ stride 1, and moves its transformed tiles through memory. Over tiles (tm, tn) of
     memory_a  = (compulsory + transformed bytes) / (bandwidth bw_eff)
     time      = floor + min over a of (compute^p + memory^p)^(1/p) (1 + throttle body/(body + 3 ms))
 
-A depthwise convolution loads one value per multiplication: its rate is that of L1. Pipes without convolution data take the
-device's matrix-product law for the same m, n, k (`choose_segment` says which).
+A 1 x 1 filter takes `pointwise_slowdown` times its implicit gemm. A depthwise convolution loads one value per
+multiplication: its rate is that of L1. Pipes without convolution data take the device's matrix-product law for the same
+m, n, k (`choose_segment` says which).
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     depthwise = (c.f["groups"] > 1) & (c.f["groups"] == c.f["c_in"])
     loads = 2.0 * L1_LOADS_PER_CLOCK * device.clock_hz * device.n_sms
     direct = np.maximum(c.flops / loads, c.bytes / (device.memory_bytes_per_s * p["bw_eff"]))
+    pointwise = c.f["taps_h"] * c.f["taps_w"] == 1
+    body = np.where(pointwise, body * p.get("pointwise_slowdown", 1.0), body)
     body = np.where(depthwise, direct, body) + _layout_s(segment, c, device)
     time_s = p["floor_s"] + body * (1.0 + p["throttle"] * body / (body + SUSTAINED_S))
     return LawResult(

@@ -81,6 +81,7 @@ def _read_neusight_conv(file: str, row: Row) -> Iterator[KernelRow]:
         ops=(op,),
         measured_s=float(row["latency_ms"]) / MS_PER_S,
         key=f"conv {batch} {c_in} {c_out} {taps} {size} {stride} {padding}",
+        kernel=row.get("kernel") or "",
         floor=EAGER_FLOOR,
         subset=row["split"],
     )

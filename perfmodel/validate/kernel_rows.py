@@ -39,7 +39,7 @@ class KernelRow:
     launch): the fit's parameter of that name, or empty if the time is the device's alone; `extra_s` is a floor known
     beforehand. `key` names the shape: equal keys are held out together, on every device. `subset` tells apart what the
     source tells apart (its own test split). `place` (0 to 1) is where in its sweep the row was measured, for sources
-    whose floor grows as the sweep goes on; `timed` the op's name in the source.
+    whose floor grows as the sweep goes on; `timed` the op's name in the source, `kernel` that of the device's kernel.
     """
 
     device: str
@@ -52,6 +52,7 @@ class KernelRow:
     timed: str = ""
     extra_s: float = 0.0
     place: float = 0.5
+    kernel: str = ""
 
     @property
     def heldout(self) -> bool:
