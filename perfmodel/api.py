@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Values = Literal["meta", "real"]
 Target = Literal["cuda", "cpu"]
+Span = Literal["train", "forward_backward", "forward"]
 Machine = Source | TopologySpec | Topology
 CALIBRATED = ("measured", "fitted", "derived")  # sources that `strict` accepts
 
@@ -36,6 +37,8 @@ class ModelOptions(TypedDict, total=False):
         values: `meta` (default) reads no tensor value; `real` runs the model on CPU with the given (or drawn) inputs.
         inputs, loss: of a module of your own: the tuple or dict it is called with, and a function from its output to a
             scalar (needed unless the output is one or has `.loss`).
+        phase: what one iteration is: `train` (default); `forward_backward`, all but the optimizer, adding to the
+            gradients of the step before; `forward`, a pass in evaluation mode. In the last two inputs are on the device.
         no_cache: trace even if the same model was traced before.
     """
 
@@ -46,6 +49,7 @@ class ModelOptions(TypedDict, total=False):
     values: Values
     inputs: Sequence[Any] | Mapping[str, Any] | None
     loss: Callable[[Any], Any] | None
+    phase: Span
     no_cache: bool
 
 
@@ -167,13 +171,14 @@ def extract_graph(model: Source | nn.Module, *, target: Target = "cuda", **optio
     Raises ConfigError and GraphError as `predict` does.
     """
     values = options.get("values", "meta")
+    span = options.get("phase", "train")
     inputs, loss = options.get("inputs"), options.get("loss")
     if isinstance(model, str | os.PathLike | Mapping):
         if inputs is not None or loss is not None:
             raise ConfigError("inputs= and loss= go with a module of your own; a model file says its own")
         source = Path(model) if isinstance(model, os.PathLike) else model
         spec = load_model(source, _overrides(options))
-        return _extract_spec(spec, target, values, use_cache=not options.get("no_cache", False))
+        return _extract_spec(spec, target, values, span, use_cache=not options.get("no_cache", False))
     from perfmodel.extract import trace
     from perfmodel.models import from_module
 
@@ -185,7 +190,7 @@ def extract_graph(model: Source | nn.Module, *, target: Target = "cuda", **optio
         "precision": options.get("precision"), "optimizer": options.get("optimizer"), "batch_size": options.get("batch")
     }  # fmt: skip
     built = from_module(model, inputs, loss, **{key: value for key, value in given.items() if value is not None})
-    return trace(built, target=target, values=values)
+    return trace(built, target=target, values=values, span=span)
 
 
 def _model_options(options: RunOptions) -> ModelOptions:
@@ -207,7 +212,7 @@ def _overrides(options: ModelOptions) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _extract_spec(spec: ModelSpec, target: Target, values: Values, *, use_cache: bool) -> Graph:
+def _extract_spec(spec: ModelSpec, target: Target, values: Values, span: Span, *, use_cache: bool) -> Graph:
     """Traces a spec, or takes its graph from the cache; a hit imports no torch.
 
     A module of the user's own is always traced: its graph depends on code that we can't see all of.
@@ -218,11 +223,11 @@ def _extract_spec(spec: ModelSpec, target: Target, values: Values, *, use_cache:
         from perfmodel.extract import trace
         from perfmodel.models import build
 
-        return trace(build(spec), target=target, values=values)
+        return trace(build(spec), target=target, values=values, span=span)
 
     if not use_cache or isinstance(spec, EntrypointSpec):
         return make()
-    key = cache.graph_key(spec.model_dump(mode="json"), {"target": target, "values": values})
+    key = cache.graph_key(spec.model_dump(mode="json"), {"target": target, "values": values, "span": span})
     return cache.cached(key, make)
 
 

@@ -16,9 +16,9 @@ def trace(
     *,
     target: Literal["cuda", "cpu"] = "cuda",
     values: Literal["meta", "real"] = "meta",
-    training: bool = True,
+    span: Literal["train", "forward_backward", "forward"] = "train",
 ) -> Graph:
     """The execution graph of one training step of a built model; see `perfmodel.extract.step.trace`."""
     from perfmodel.extract import step
 
-    return step.trace(built, target=target, values=values, training=training)
+    return step.trace(built, target=target, values=values, span=span)

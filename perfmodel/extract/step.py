@@ -28,14 +28,17 @@ from perfmodel.graph import Graph, Op, Parameter, TableAccess, TensorSpec
 
 Target = Literal["cuda", "cpu"]
 Values = Literal["meta", "real"]
+# What one iteration is: forward, loss, backward and optimizer; all but the optimizer; a forward pass in evaluation mode.
+Span = Literal["train", "forward_backward", "forward"]
 _AUTOCAST_DTYPE = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
 
 
 class _Step:
     """One step of one model: what has been seen so far."""
 
-    def __init__(self, built: Built, target: Target, values: Values) -> None:
+    def __init__(self, built: Built, target: Target, values: Values, span: Span) -> None:
         self.built = built
+        self.span = span
         self.target = target
         self.values = values
         self.device = "meta" if values == "meta" else "cpu"
@@ -64,16 +67,41 @@ class _Step:
             storages.number(buffer, kind="buffer", born=-1)
 
     def copy_inputs(self) -> None:
-        """Inputs and targets reach the device: one copy each on CUDA, nothing on the CPU."""
+        """Inputs and targets reach the device: one copy each in training on CUDA, else nothing (they are there)."""
         self.recorder.phase = "input"
+        copied = self.target == "cuda" and self.span == "train"
         built = self.built
         seen: set[int] = set()
         for tensor in (*tensors_in((built.args, built.kwargs)), *built.targets):
-            born = len(self.recorder.ops) if self.target == "cuda" else -1
+            born = len(self.recorder.ops) if copied else -1
             number = self.recorder.storages.number(tensor, kind="input", born=born)
-            if self.target == "cuda" and number not in seen:
+            if copied and number not in seen:
                 self.recorder.emit("perfmodel.host_to_device_copy", outputs=(tensor,))
             seen.add(number)
+
+    def keep_gradients(self) -> None:
+        """Dense gradients of the step before: with no optimizer nothing drops them, so backward adds to them."""
+        sparse = {
+            id(part.weight)
+            for part in self.built.module.modules()
+            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
+        }
+        for parameter in self.parameters.values():
+            if parameter.requires_grad and id(parameter) not in sparse:
+                parameter.grad = torch.zeros_like(parameter)
+                self.recorder.storages.number(parameter.grad, kind="gradient", born=-1)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The module in evaluation mode while only its forward pass is wanted."""
+        modes = [(part, part.training) for part in self.built.module.modules()]
+        if self.span == "forward":
+            self.built.module.eval()
+        try:
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
 
     @contextmanager
     def device_choices(self) -> Iterator[None]:
@@ -227,40 +255,49 @@ def _notes(built: Built, values: Values) -> tuple[str, ...]:
     return built.notes
 
 
-def trace(built: Built, *, target: Target = "cuda", values: Values = "meta", training: bool = True) -> Graph:
-    """The execution graph of one training step (or, without `training`, of one forward pass) as `target` would run it.
+def trace(built: Built, *, target: Target = "cuda", values: Values = "meta", span: Span = "train") -> Graph:
+    """The execution graph of one training step (or the part of it that `span` names) as `target` would run it.
+
+    `span="forward_backward"` leaves the optimizer out and adds to the gradients of the step before; `span="forward"` is
+    a forward pass in evaluation mode without gradients. In both the inputs are on the device already.
 
     `values="meta"` runs on tensors without storage; `values="real"` on real CPU tensors, for models whose control flow
     reads values. Raises GraphError with the module path and source line if the model cannot be run.
     """
-    step = _Step(twin_of(built, values), target, values)
+    step = _Step(twin_of(built, values), target, values, span)
     try:
-        _run(step, training=training)
+        with step.evaluation():
+            _run(step)
         graph = step.graph()
-        return fused_embedding_update(graph) if step.fuses_tables and graph.tables else graph
+        return fused_embedding_update(graph) if step.fuses_tables and graph.tables and span == "train" else graph
     finally:
         for parameter in step.parameters.values():
             parameter.grad = None
 
 
-def _run(step: _Step, *, training: bool) -> None:
+def _run(step: _Step) -> None:
     step.register_state()
+    if step.span == "forward_backward":
+        step.keep_gradients()
     step.copy_inputs()
     with ExitStack() as stack:
         stack.enter_context(_torch.module_hooks(step.paths.enter, step.paths.leave))
         if step.values == "meta":
             stack.enter_context(torch.device("meta"))
         stack.enter_context(OneDevice(step.device))
-        stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(torch.set_grad_enabled(step.span != "forward"))
         stack.enter_context(_torch.unchecked_sparse())
         stack.enter_context(step.device_choices())
         stack.enter_context(step.recorder)
         with step.mixed_precision():
             output = step.forward()
-            if not training:
+            if step.span == "forward":
                 return
             loss = step.loss(output)
         step.backward(loss)
+    if step.span == "forward_backward":
+        step.held = (output, loss)
+        return
     with _torch.unchecked_sparse(), _torch.fused_optimizers_on_meta():
         step.make_optimizers()
         step.optimize()

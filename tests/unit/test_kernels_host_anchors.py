@@ -19,9 +19,7 @@ with (Path(__file__).parents[1] / "golden" / "host_anchors.csv").open() as file:
 def test_forward_host_time(row):
     keys = ("precision", "attention")
     overrides = {key: row[key] for key in keys} | {key: int(row[key]) for key in ("batch_size", "sequence_length")}
-    if row["model"] == "bert_base":
-        overrides |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # the published run is inference
-    graph = trace(build(load_model(row["model"], overrides)), training=False)
+    graph = trace(build(load_model(row["model"], overrides)), span="forward")
     device = load_device(row["device"])
     ops = [op for op in graph.ops if op.phase == "forward"]
     host_s = sum(host_cost_s(op, len(found), device) for op, found in zip(ops, price(ops, device), strict=True))
