@@ -40,6 +40,10 @@ TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64,
 SPLITS = np.array([1.0, 4.0, 16.0, 64.0])  # of wgrad's long reduction
 MIN_SPLIT_K = 256.0  # shortest part of a split reduction
 SUSTAINED_S = 3e-3  # as in gemm_law
+# Conversions between channels-first and channels-last around tensor-core kernels, in passes over a kernel's own bytes: in
+# the trace of ResNet-50 on A100 in TF32 (HolisticTraceAnalysis, resnet50_ddp) they take 1.3 ms of the forward and 3.7 ms of
+# the backward convolutions of a step, one pass 2.3 and 4.6 ms on 40 GB; converted neighbours pay less.
+LAYOUT_PASSES = 1.0
 L1_LOADS_PER_CLOCK = 32.0  # load/store lanes per SM (Volta to Hopper white papers: 32 per SM)
 # Parameters a gemm segment lends to this law, and what it lacks: no Winograd in 16 bit beyond cuDNN's heuristics.
 _FROM_GEMM = ("eff", "half_tile", "bw_eff", "sharp", "throttle", "floor_s", "compute_capability")
@@ -60,6 +64,7 @@ class Convolutions:
     bytes: Floats
     flops: Floats
     peak_flops_per_s: Floats
+    tensor: NDArray[np.bool_]
 
     def product(self) -> tuple[Floats, Floats, Floats]:
         """m, n, k of the implicit product of each kernel, per group."""
@@ -109,6 +114,7 @@ def convolutions_of(calls: Sequence[KernelCall], device: Device) -> Convolutions
         bytes=np.array([float(call.work.bytes) for call in calls]),
         flops=np.array([float(call.work.flops) for call in calls]),
         peak_flops_per_s=np.array([peak_flops_per_s(device, call.pipe) for call in calls]),
+        tensor=np.array([call.pipe.endswith("_tensor") and call.pipe in device.peak_flops_per_s for call in calls]),
     )
 
 
@@ -216,8 +222,7 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
 def _layout_s(segment: Segment, c: Convolutions, device: Device) -> Floats:
     """Seconds of the conversions to channels-last and back that tensor-core kernels need for channels-first tensors."""
     bandwidth = device.memory_bytes_per_s * segment.parameters["bw_eff"]
-    sixteen_bit = c.f["itemsize_bytes"] <= 2
-    result: Floats = np.where(sixteen_bit & (c.f["channels_last"] == 0), 2.0 * c.bytes / bandwidth, 0.0)
+    result: Floats = np.where(c.tensor & (c.f["channels_last"] == 0), LAYOUT_PASSES * c.bytes / bandwidth, 0.0)
     return result
 
 
