@@ -18,6 +18,15 @@ CASES = Path(__file__).parents[2].parent / "shared" / "cases"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small convolutions on two threads of a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def load_case(number: str):
     folder = next(CASES.glob(f"{number}-*"), None) if CASES.is_dir() else None
     if folder is None:

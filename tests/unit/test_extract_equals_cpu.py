@@ -12,6 +12,7 @@ import warnings
 from functools import cache
 
 import pytest
+import torch
 
 from perfmodel.config.dlrm import DlrmSpec
 from perfmodel.config.transformer import TransformerSpec
@@ -75,6 +76,15 @@ SPECS = {
         optimizer={"name": "sgd", "momentum": 0.9},
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small convolutions on two threads of a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @cache

@@ -37,6 +37,15 @@ SPECS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small convolutions on two threads of a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def measured_peak_bytes(built: BuiltModel) -> int:
     """Most bytes above what lay there before the step: gradients, activations and temporaries of the second step."""
     real = materialize(built)
