@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.db.device import Device, Fit
-from perfmodel.db.fits import ARRAYS_SUFFIX, FIT_SUFFIX
+from perfmodel.db.fabric import FAMILY as FABRIC_FAMILY
+from perfmodel.db.fabric import check_fabric, fabrics_dir, list_fabrics
+from perfmodel.db.fits import ARRAYS_SUFFIX, FIT_SUFFIX, fit_path, read_fit
 from perfmodel.db.loading import DEVICE_FILE, db_root, load_own, normalise, read_spec
 from perfmodel.db.tables import check_table
 from perfmodel.errors import ConfigError, suggest
@@ -56,7 +58,11 @@ def check_db(root: str | Path | None = None) -> DbReport:
     problems.extend(_names(folders))
     problems.extend(_nearest(folder, devices))
     problems.extend(_strays(folder))
-    n_fits = sum(len(device.fits) for device in devices)
+    n_fabrics = 0
+    for name in list_fabrics(folder):
+        n_fabrics += 1
+        problems.extend(_fabric_faults(fabrics_dir(folder) / name))
+    n_fits = sum(len(device.fits) for device in devices) + n_fabrics
     return DbReport(problems=tuple(problems), remarks=tuple(remarks), n_devices=len(folders), n_fits=n_fits)
 
 
@@ -87,6 +93,17 @@ def _heldout_faults(fit: Fit) -> Iterator[str]:
                 yield f"heldout.{subset}.{name}: found {value}, allowed a number, not negative"
 
 
+def _fabric_faults(fabric_dir: Path) -> Iterator[str]:
+    path = fit_path(fabric_dir, FABRIC_FAMILY)
+    try:
+        fit = read_fit(fabric_dir, FABRIC_FAMILY)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    yield from (f"{path}: {fault}" for fault in fit_faults(fit))
+    yield from check_fabric(fabric_dir.name, fit, str(path))
+
+
 def _names(folders: Iterable[Path]) -> Iterator[str]:
     owners: dict[str, str] = {}
     for device_dir in folders:
@@ -113,6 +130,8 @@ def _strays(folder: Path) -> Iterator[str]:
     for arrays in sorted(folder.glob(f"*/*{ARRAYS_SUFFIX}")):
         if not arrays.with_name(arrays.name.removesuffix(ARRAYS_SUFFIX) + FIT_SUFFIX).is_file():
             yield f"{arrays}: arrays without a fit of this name"
-    for device_dir in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+    for device_dir in sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))
+    ):
         if not (device_dir / DEVICE_FILE).is_file():
             yield f"{device_dir}: a folder without {DEVICE_FILE}"

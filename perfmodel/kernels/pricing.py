@@ -14,10 +14,12 @@ from functools import cache
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Work
 from perfmodel.graph import Op, TensorSpec
-from perfmodel.kernels.registry import FAMILIES, RULES, KernelCall, Rule
+from perfmodel.kernels.registry import FAMILIES, RULES, Family, KernelCall, Rule
 from perfmodel.kernels.roofline import roofline
 from perfmodel.kernels.unmodelled import unmodelled
 
+MAX_REMEMBERED_DEVICES = 16
+MAX_REMEMBERED_CALLS = 200_000  # of one family on one device
 MAX_REMEMBERED_OPS = 1_000_000  # about 200 MB; beyond it the memory of rule results starts anew
 
 SPARSE_ARGUMENT = ".values"  # a sparse tensor argument is given as two tensors, `<name>.indices` and `<name>.values`
@@ -136,9 +138,49 @@ def _price_calls(groups: Iterable[Calls], device: Device) -> dict[int, Estimate]
             by_family.setdefault(call.family, {})[id(call)] = call
     priced: dict[int, Estimate] = {}
     for family, members in by_family.items():
-        law = FAMILIES.get(family, roofline)
-        found = law(list(members.values()), device)
-        if len(found) != len(members):
-            raise RuntimeError(f"family {family} gave {len(found)} estimates for {len(members)} calls")
-        priced.update(zip(members, found, strict=True))
+        priced |= _ANSWERS.of(device, family, members)
     return priced
+
+
+class _Answers:
+    """Estimates given so far, for the devices asked about last: a plan or a batch of the same model asks most of them again.
+
+    Holds each device, law and call, so that an identity is never reused while it is a key.
+    """
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, tuple[Device, dict[str, _FamilyAnswers]]] = {}
+
+    def of(self, device: Device, family: str, members: Mapping[int, KernelCall]) -> dict[int, Estimate]:
+        """The estimate of each call, by its identity."""
+        _, families = self.by_device.pop(id(device), (device, {}))
+        self.by_device[id(device)] = (device, families)  # last asked, last in order
+        if len(self.by_device) > MAX_REMEMBERED_DEVICES:
+            del self.by_device[next(iter(self.by_device))]
+        law = FAMILIES.get(family, roofline)
+        known = families.get(family)
+        if known is None or known.law is not law or len(known.estimates) > MAX_REMEMBERED_CALLS:
+            known = families[family] = _FamilyAnswers(law)
+        return known.of(device, family, members)
+
+
+class _FamilyAnswers:
+    """Estimates by one law on one device."""
+
+    def __init__(self, law: Family) -> None:
+        self.law = law
+        self.estimates: dict[int, tuple[KernelCall, Estimate]] = {}
+
+    def of(self, device: Device, family: str, members: Mapping[int, KernelCall]) -> dict[int, Estimate]:
+        """The estimate of each call, by its identity; calls not seen before are priced together."""
+        estimates = self.estimates
+        new = [call for key, call in members.items() if key not in estimates]
+        if new:
+            found = self.law(new, device)
+            if len(found) != len(new):
+                raise RuntimeError(f"family {family} gave {len(found)} estimates for {len(new)} calls")
+            estimates.update((id(call), (call, estimate)) for call, estimate in zip(new, found, strict=True))
+        return {key: estimates[key][1] for key in members}
+
+
+_ANSWERS = _Answers()

@@ -104,6 +104,7 @@ def twin(db: Path) -> None:
         (refit(heldout={"all": {"median": -0.1}}), "heldout.all.median: found -0.1"),
         (lambda db: (db / "my_gpu" / "conv.fit.npz").write_bytes(b"x") and None, "arrays without a fit"),
         (lambda db: (db / "empty").mkdir(), "a folder without device.yaml"),
+        (lambda db: write_fit(db / "_fabrics" / "x", replace(FIT, family="collectives")) and None, "_fabrics"),
         (lambda db: (db / "my_gpu" / "gemm.csv.yaml").unlink(), "no provenance"),
         (edit("gemm.csv.yaml", "driver: an example\n", ""), "missing driver"),
         (edit("gemm.csv", "time_s", "time_ms"), "missing the column time_s"),

@@ -123,6 +123,12 @@ def test_equal_ops_share_one_call_and_a_family_is_asked_once(device: Device) -> 
         priced = price(ops, device)
         assert asked == [3]
         assert priced[0] == priced[3]
+        # Asked again, nothing is computed; another device, or another law, starts anew.
+        assert price(ops, device) == priced
+        assert asked == [3]
+        slower = replace(device, memory_bytes_per_s=1e9)
+        assert price(ops, slower)[0][0].time_s > priced[0][0].time_s
+        assert asked == [3, 3]
         # The same, asked for one at a time.
         assert [price([each], device)[0] for each in ops] == priced
     finally:
