@@ -14,7 +14,9 @@ from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import Run, predict_graph
+from perfmodel.pipeline.run import PriceBooks, Run, predict_graph
+from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
+from perfmodel.sim.sweep import warm_up
 from perfmodel.topology import Topology, build_topology
 from perfmodel.units import format_percent
 
@@ -25,6 +27,7 @@ Values = Literal["meta", "real"]
 Target = Literal["cuda", "cpu"]
 Span = Literal["train", "forward_backward", "forward"]
 Machine = Source | TopologySpec | Topology
+RUNS_TO_WARM_UP = 3  # a Predictor asked so often is worth loading the compiled simulator loop (0.4 s once)
 CALIBRATED = ("measured", "fitted", "derived")  # sources that `strict` accepts
 
 
@@ -61,12 +64,23 @@ class RunOptions(ModelOptions, total=False):
         db: device database to use instead of the shipped one.
         strict: raise UnknownOpError if any price is not measured, fitted or derived from measurements.
         check: verify the simulated timeline against the simulator's rules before answering.
+        mode, input_copies, what_if, bounds, overlap, jitter, stragglers, n_samples, seed: how the iteration is executed; see
+            `RunSettings`.
     """
 
     nodes: int | None
     db: str | None
     strict: bool
     check: bool
+    mode: Mode
+    input_copies: InputCopies
+    what_if: Sequence[str]
+    bounds: bool
+    overlap: bool
+    jitter: Mapping[str, float]
+    stragglers: Mapping[int, float]
+    n_samples: int
+    seed: int
 
 
 def predict(
@@ -102,8 +116,9 @@ def predict_run(
     machine = as_topology(topology, options.pop("nodes", None))
     plan_spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
     strict, check = options.pop("strict", False), options.pop("check", False)
+    settings = _settings(options)
     graph = extract_graph(model, target=target_of(machine, db), **_model_options(options))
-    run = predict_graph(graph, plan_spec, machine, db=db)
+    run = predict_graph(graph, plan_spec, machine, db=db, settings=settings)
     if check:
         _check(run)
     if strict:
@@ -112,13 +127,13 @@ def predict_run(
 
 
 class Predictor:
-    """Predicts many plans and batch sizes of one model on one machine; each batch size is extracted once.
+    """Predicts many plans, batch sizes and machines of one model; what did not change is neither traced nor priced again.
 
     Safe to share between threads: what it remembers is only ever added to.
 
     Args:
         model, topology: as in `predict`.
-        **options: see `RunOptions`.
+        **options: see `RunOptions`; `bounds` is off unless asked for.
     """
 
     def __init__(self, model: Source | nn.Module, topology: Machine, **options: Unpack[RunOptions]) -> None:
@@ -126,27 +141,47 @@ class Predictor:
         self._model = model
         self._db = options.pop("db", None)
         self._strict = options.pop("strict", False)
-        options.pop("check", None)
-        self._target = target_of(self.topology, self._db)
+        self._check = options.pop("check", False)
+        options.setdefault("bounds", False)
+        self._settings = _settings(options)
         self._options = _model_options(options)
-        self._graphs: dict[int | None, Graph] = {}
+        self._graphs: dict[tuple[int | None, Target], Graph] = {}
+        self._books = PriceBooks()
+        self._n_runs = 0
 
-    def graph(self, batch: int | None = None) -> Graph:
-        """The execution graph at `batch` samples per rank (None: the model's own), extracted when first asked for."""
-        if batch not in self._graphs:
+    def graph(self, batch: int | None = None, target: Target | None = None) -> Graph:
+        """The execution graph at `batch` samples per rank (None: the model's own), extracted when first asked for.
+
+        `target` is the kind of device it is for; None: the machine's.
+        """
+        key = (batch, target or target_of(self.topology, self._db))
+        if key not in self._graphs:
             options = self._options.copy()
             if batch is not None:
                 options["batch"] = batch
-            self._graphs[batch] = extract_graph(self._model, target=self._target, **options)
-        return self._graphs[batch]
+            self._graphs[key] = extract_graph(self._model, target=key[1], **options)
+        return self._graphs[key]
 
-    def predict(self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None) -> Prediction:
-        """The prediction of one plan. Raises as `perfmodel.predict`."""
+    def predict(
+        self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None
+    ) -> Prediction:
+        """The prediction of one plan, at another batch size or on another machine if given. Raises as `predict`."""
+        return self.run(plan, batch=batch, topology=topology).prediction
+
+    def run(self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None) -> Run:
+        """As `predict`, with the events, programs and timeline behind the prediction."""
         spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
-        prediction = predict_graph(self.graph(batch), spec, self.topology, db=self._db).prediction
+        machine = self.topology if topology is None else as_topology(topology)
+        graph = self.graph(batch, target_of(machine, self._db))
+        self._n_runs += 1
+        if self._n_runs == RUNS_TO_WARM_UP:
+            warm_up()
+        run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
+        if self._check:
+            _check(run)
         if self._strict:
-            _require_calibrated(prediction)
-        return prediction
+            _require_calibrated(run.prediction)
+        return run
 
 
 def as_topology(topology: Machine, nodes: int | None = None) -> Topology:
@@ -191,6 +226,16 @@ def extract_graph(model: Source | nn.Module, *, target: Target = "cuda", **optio
     }  # fmt: skip
     built = from_module(model, inputs, loss, **{key: value for key, value in given.items() if value is not None})
     return trace(built, target=target, values=values, span=span)
+
+
+def _settings(options: RunOptions) -> RunSettings:
+    """Takes what belongs to `RunSettings` out of the options. Raises ConfigError for values that do not exist."""
+    given: dict[str, Any] = {}
+    known: dict[str, Any] = cast(dict[str, Any], options)
+    for name in RunSettings.__dataclass_fields__:
+        if name in known:
+            given[name] = known.pop(name)
+    return check_settings(RunSettings(**given))
 
 
 def _model_options(options: RunOptions) -> ModelOptions:

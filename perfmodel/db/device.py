@@ -18,7 +18,7 @@ class HostCosts:
     `op_dispatch_s`: Python and dispatcher time of one eager op that launches nothing; `launch_s`: host time of one
     kernel launch; `launch_latency_s`: from the launch call to the first kernel's start on an idle device; `sync_s`: a
     blocking synchronisation's own cost; `backward_op_s`: as op_dispatch_s for ops run by the autograd engine (C++, no
-    Python).
+    Python); `low_frac`, `high_frac`: multipliers for the range of a run's host time.
     """
 
     op_dispatch_s: float
@@ -27,6 +27,10 @@ class HostCosts:
     launch_latency_s: float
     sync_s: float
     source: str
+    # Lowest and highest of 37 training runs (7 models, several batch sizes) on one V100 host: host time before first launches
+    # over what the median cost of each op over all runs would give (owensgroup/ml_perf_model, overheads_study, T1 and T2).
+    low_frac: float = 0.79
+    high_frac: float = 1.23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

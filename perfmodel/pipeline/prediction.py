@@ -73,6 +73,19 @@ class PathShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Iteration times (s) that changes of one kind cannot go below, all else as predicted.
+
+    `infinite_network_s`: communication takes no time, ranks still wait for each other. `infinite_host_s`: host work and
+    launches take no time. `roofline_s`: neither does, and each kernel runs at the device's datasheet peak rates.
+    """
+
+    infinite_network_s: float
+    infinite_host_s: float
+    roofline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Predicted iteration time of a model on a machine, with its range, reasons and provenance.
 
@@ -86,6 +99,9 @@ class Prediction:
         work_flops, model_flops: FLOPs all ranks execute in an iteration, with and without recomputation.
         notes: approximations and assumptions, in words.
         provenance: fit or datasheet used per kernel family.
+        mode: `eager`, `cuda_graph` or `compile`. `conditions`: what else was asked for, such as what-ifs, in words.
+        bounds: lower bounds of the iteration time, if asked for.
+        percentiles: iteration time (s) by percentile (`p50`, ...) under jitter, if asked for.
     """
 
     model: str
@@ -105,6 +121,10 @@ class Prediction:
     model_flops: int
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "eager"
+    conditions: tuple[str, ...] = ()
+    bounds: Bounds | None = None
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float:
@@ -161,8 +181,11 @@ def _from_dict(body: dict[str, Any]) -> Prediction:
         )
         for row in body.pop("ranks")
     )
+    bounds = body.pop("bounds", None)
     return Prediction(
         ranks=ranks,
+        bounds=Bounds(**bounds) if bounds else None,
+        conditions=tuple(body.pop("conditions", ())),
         top_ops=tuple(OpShare(**row) for row in body.pop("top_ops")),
         critical_path=tuple(PathShare(**row) for row in body.pop("critical_path")),
         notes=tuple(body.pop("notes")),

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfmodel.collectives import CollectiveCall, estimate_collective
+from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
 from perfmodel.db.device import Device
-from perfmodel.estimate import Estimate
 from perfmodel.graph import Graph
-from perfmodel.pipeline.lower import LoweredClass, lower_class, price_events
+from perfmodel.pipeline.lower import LoweredClass, lower_class
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.summary import summarise
+from perfmodel.pipeline.pricebook import PriceBook
+from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
+from perfmodel.pipeline.steady import simulate_classes
+from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.plan import Collective, Placement, RankDevice, place
-from perfmodel.sim.steady import Steady, simulate_steady
+from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
 
 
@@ -29,7 +31,29 @@ class Run:
     steady: Steady
 
 
-def predict_graph(graph: Graph, plan: PlanSpec, topology: Topology, *, db: str | None = None) -> Run:
+class PriceBooks:
+    """The price book of each device, kept between runs so that an op is priced once on a device."""
+
+    def __init__(self) -> None:
+        self._books: dict[str, PriceBook] = {}
+
+    def of(self, device: Device) -> PriceBook:
+        """The book of a device; a new one where the database has changed since."""
+        book = self._books.get(device.name)
+        if book is None or book.device is not device:
+            book = self._books[device.name] = PriceBook(device)
+        return book
+
+
+def predict_graph(
+    graph: Graph,
+    plan: PlanSpec,
+    topology: Topology,
+    *,
+    db: str | None = None,
+    settings: RunSettings = DEFAULT_SETTINGS,
+    books: PriceBooks | None = None,
+) -> Run:
     """Predicts one iteration of `graph` under `plan` on `topology`.
 
     Args:
@@ -37,8 +61,11 @@ def predict_graph(graph: Graph, plan: PlanSpec, topology: Topology, *, db: str |
         plan: how it is spread.
         topology: the machine; every rank takes part.
         db: device database to use instead of the shipped one.
+        settings: how the iteration is executed.
+        books: prices of earlier runs to use and add to.
 
     Raises:
+        ConfigError: settings that the device or the model does not allow.
         InfeasiblePlanError: the plan does not fit the ranks or their memory.
         MissingCalibrationError: a device of the topology is not in the database.
         TopologyError: two ranks of a group cannot reach each other.
@@ -49,40 +76,48 @@ def predict_graph(graph: Graph, plan: PlanSpec, topology: Topology, *, db: str |
         for place_of in topology.ranks
     ]
     placement = place(graph, plan, ranks)
-    return run_placement(graph, plan, topology, placement, devices)
-
-
-def run_placement(
-    graph: Graph, plan: PlanSpec, topology: Topology, placement: Placement, devices: Mapping[str, Device]
-) -> Run:
-    """Prices and simulates what `place` returned."""
     collectives = price_collectives(placement, topology)
-    classes = tuple(
-        lower_class(
-            rank_class,
-            devices[rank_class.device],
-            price_events(rank_class.events, devices[rank_class.device], collectives),
-        )
-        for rank_class in placement.classes
-    )
-    steady = simulate_steady([lowered.program for lowered in classes])
-    prediction = summarise(graph, plan.name, topology.name, placement, classes, steady)
+    classes = lower_placement(placement, devices, collectives, settings, books or PriceBooks())
+    steady = simulate_classes(classes)
+    subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
+    prediction = summarise(subject, placement, classes, steady)
     return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)
 
 
-def price_collectives(placement: Placement, topology: Topology) -> dict[int, Estimate]:
+def lower_placement(
+    placement: Placement,
+    devices: Mapping[str, Device],
+    collectives: Mapping[int, CollectiveEstimate],
+    settings: RunSettings,
+    books: PriceBooks,
+) -> tuple[LoweredClass, ...]:
+    """The priced program of every rank class."""
+    estimates = {instance: found.estimate for instance, found in collectives.items()}
+    classes = []
+    for number, rank_class in enumerate(placement.classes):
+        device = devices[rank_class.device]
+        prices = books.of(device).prices(rank_class.events, estimates)
+        classes.append(lower_class(rank_class, device, prices, settings, number))
+    return tuple(classes)
+
+
+def price_collectives(placement: Placement, topology: Topology) -> dict[int, CollectiveEstimate]:
     """The estimate of every collective instance of a placement; equal calls are priced once."""
     by_instance: dict[int, Collective] = {}
     for rank_class in placement.classes:
         for event in rank_class.events:
             if event.collective is not None:
                 by_instance.setdefault(event.collective.instance, event.collective)
-    priced: dict[CollectiveCall, Estimate] = {}
-    for collective in by_instance.values():
-        call = _call(collective)
+    return _priced(by_instance, topology)
+
+
+def _priced(by_instance: Mapping[int, Collective], topology: Topology) -> dict[int, CollectiveEstimate]:
+    priced: dict[CollectiveCall, CollectiveEstimate] = {}
+    calls = {instance: _call(collective) for instance, collective in by_instance.items()}
+    for call in calls.values():
         if call not in priced:
-            priced[call] = estimate_collective(call, topology).estimate
-    return {instance: priced[_call(collective)] for instance, collective in by_instance.items()}
+            priced[call] = estimate_collective(call, topology)
+    return {instance: priced[call] for instance, call in calls.items()}
 
 
 def _call(collective: Collective) -> CollectiveCall:

@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from perfmodel.estimate import Source
-from perfmodel.graph import Graph
-from perfmodel.kernels import work
-from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.graph import PHASES, Graph
+from perfmodel.pipeline.lower import CATEGORIES, HOST_FAMILY, LoweredClass
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
+from perfmodel.pipeline.pricebook import FloatArray, IntArray
+from perfmodel.pipeline.settings import RunSettings
 from perfmodel.plan import Placement
-from perfmodel.sim.breakdown import breakdown, stream_busy
-from perfmodel.sim.path import critical_path
+from perfmodel.sim import breakdown as sim_breakdown
+from perfmodel.sim.path import critical_stretches
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
-from perfmodel.units import ps_to_seconds
+from perfmodel.units import PS_PER_S, ps_to_seconds
+
+LAUNCH_LATENCY = "launch latency"
+SEVERAL = "repeating pattern"  # cause of what one iteration of a pattern of several differs from their mean
+N_TOP_OPS = 20
+DEVICE_CATEGORIES = [CATEGORIES.index(name) for name in ("kernel", "copy", "collective")]
 
 
-def summarise(
-    graph: Graph, plan: str, topology: str, placement: Placement, classes: Sequence[LoweredClass], steady: Steady
-) -> Prediction:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What was predicted: the graph, the names of plan and topology, and the settings."""
+
+    graph: Graph
+    plan: str
+    topology: str
+    settings: RunSettings
+
+
+def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredClass], steady: Steady) -> Prediction:
     """The prediction of a steady-state run; `classes[i]` is class i of the simulator."""
     iteration_s = ps_to_seconds(float(steady.iteration_ps))
-    path, spread = _path(steady.timeline, classes)
-    order = _slowest_first(steady.timeline, classes)
-    flops, model_flops = _flops(placement)
+    path, spread = _path(steady, classes)
+    parts = [sim_breakdown.breakdown(steady.timeline, i) for i in range(len(classes))]
+    # The class that waits least for others is the one the others wait for.
+    order = sorted(range(len(classes)), key=lambda i: (parts[i].wait_ps, classes[i].rank_class.ranks))
+    flops, model_flops = _flops(classes)
+    graph = subject.graph
     return Prediction(
         model=graph.model,
-        topology=topology,
-        plan=plan,
+        topology=subject.topology,
+        plan=subject.plan,
         precision=graph.precision,
         n_ranks=placement.n_ranks,
         batch_per_rank=graph.batch_size,
         iteration_time_s=iteration_s,
         low_s=max(iteration_s - spread[0], 0.0),
         high_s=iteration_s + spread[1],
-        ranks=tuple(_rank_summary(steady.timeline, i, classes[i]) for i in order),
+        ranks=tuple(_rank_summary(steady.timeline, i, classes[i], parts[i]) for i in order),
         top_ops=_top_ops(classes[order[0]]),
         critical_path=path,
         coverage=_coverage(classes),
@@ -45,17 +65,11 @@ def summarise(
         model_flops=model_flops,
         notes=(*placement.notes, *_unmodelled(classes), *_convergence(steady)),
         provenance=_provenance(classes),
+        mode=subject.settings.mode,
     )
 
 
-def _slowest_first(timeline: Timeline, classes: Sequence[LoweredClass]) -> list[int]:
-    """Classes by how little they wait for others: the first is the one the others wait for."""
-    waits = [breakdown(timeline, i).wait_ps for i in range(len(classes))]
-    return sorted(range(len(classes)), key=lambda i: (waits[i], classes[i].rank_class.ranks))
-
-
-def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass) -> RankSummary:
-    parts = breakdown(timeline, index)
+def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass, parts: sim_breakdown.Breakdown) -> RankSummary:
     return RankSummary(
         ranks=lowered.rank_class.ranks,
         device=lowered.device.name,
@@ -68,96 +82,129 @@ def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass) -> Rank
             idle_s=ps_to_seconds(parts.idle_ps),
         ),
         hidden_communication_s=ps_to_seconds(parts.hidden_comm_ps),
-        host_busy_s=ps_to_seconds(stream_busy(timeline, index).get(HOST, 0)),
+        host_busy_s=ps_to_seconds(sim_breakdown.stream_busy(timeline, index).get(HOST, 0)),
         memory=lowered.rank_class.memory,
         memory_capacity_bytes=lowered.device.memory_bytes,
         tables=lowered.rank_class.tables,
     )
 
 
-def _path(timeline: Timeline, classes: Sequence[LoweredClass]) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
+def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
     """Critical path by cause, and how far (s) below and above the time may lie.
 
     Errors of one family are taken as fully correlated (a law that is 5 % slow is 5 % slow everywhere), those of
     different families as independent, so their sums along the path add in quadrature.
     """
-    time_ps: dict[str, int] = {}
-    below: dict[str, float] = {}
-    above: dict[str, float] = {}
-    for segment in critical_path(timeline):
-        info = classes[segment.cls].infos[segment.task]
-        cause = "launch latency" if segment.lag else info.family
-        time_ps[cause] = time_ps.get(cause, 0) + segment.length_ps
-        if segment.lag or info.estimate.time_s <= 0:
-            continue
-        share = ps_to_seconds(segment.length_ps) / info.estimate.time_s
-        below[cause] = below.get(cause, 0.0) + share * (info.estimate.time_s - info.estimate.low_s)
-        above[cause] = above.get(cause, 0.0) + share * (info.estimate.high_s - info.estimate.time_s)
-    total_ps = sum(time_ps.values()) or 1
-    ordered = sorted(time_ps.items(), key=lambda item: (-item[1], item[0]))
+    stretches = critical_stretches(steady.timeline)
+    task = np.array(stretches.task, dtype=np.int64)
+    length_ps = np.array(stretches.end_ps, dtype=np.int64) - np.array(stretches.start_ps, dtype=np.int64)
+    names = _Names()
+    cause = names.of_classes(classes, "family")[task]
+    cause[np.array(stretches.lag, dtype=bool)] = names.number(LAUNCH_LATENCY)
+    time_ps = np.bincount(cause, weights=length_ps, minlength=len(names.names))
+    below = _spread(cause, length_ps, task, (classes, "low_s"))
+    above = _spread(cause, length_ps, task, (classes, "high_s"))
+    below[names.number(LAUNCH_LATENCY)] = above[names.number(LAUNCH_LATENCY)] = 0.0
+    total = float(steady.iteration_ps)
+    parts = {name: float(spent) for name, spent in zip(names.names, time_ps.tolist(), strict=True) if spent > 0}
+    if sum(parts.values()) != total:
+        parts[SEVERAL] = total - sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
     shares = tuple(
-        PathShare(cause=cause, time_s=ps_to_seconds(spent), share_frac=spent / total_ps) for cause, spent in ordered
+        PathShare(cause=name, time_s=ps_to_seconds(spent), share_frac=spent / (total or 1.0)) for name, spent in ordered
     )
-    return shares, (math.hypot(*below.values()), math.hypot(*above.values()))
+    return shares, (math.hypot(*below.tolist()), math.hypot(*above.tolist()))
 
 
-def _top_ops(lowered: LoweredClass, n_rows: int = 20) -> tuple[OpShare, ...]:
+def _spread(
+    cause: IntArray, length_ps: IntArray, task: IntArray, limit: tuple[Sequence[LoweredClass], str]
+) -> FloatArray:
+    """By cause, how far (s) the times of its stretches may be from what their prices say, at the `limit` column."""
+    classes, column = limit
+    time_s = np.concatenate([lowered.tasks.time_s for lowered in classes])[task]
+    other_s = np.concatenate([getattr(lowered.tasks, column) for lowered in classes])[task]
+    share = np.divide(length_ps / PS_PER_S, time_s, out=np.zeros_like(time_s), where=time_s > 0)
+    away_s = share * np.abs(other_s - time_s)
+    return np.bincount(cause, weights=away_s, minlength=int(cause.max(initial=0)) + 1).astype(np.float64)
+
+
+class _Names:
+    """Numbers for names across classes, whose own numbering may differ."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {LAUNCH_LATENCY: 0}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+    def number(self, name: str) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def of_classes(self, classes: Sequence[LoweredClass], column: str) -> IntArray:
+        """A column of names of all tasks of all classes, by these numbers."""
+        parts = []
+        for lowered in classes:
+            table = np.array([self.number(name) for name in lowered.tasks.names], dtype=np.int64)
+            parts.append(table[getattr(lowered.tasks, column)])
+        return np.concatenate(parts)
+
+
+def _top_ops(lowered: LoweredClass) -> tuple[OpShare, ...]:
     """Device-time consumers of one rank, by op and phase, largest first."""
-    time_s: dict[tuple[str, str], float] = {}
-    events: dict[tuple[str, str], set[int]] = {}
-    worst: dict[tuple[str, str], Source] = {}
-    for info in lowered.infos:
-        if info.category in ("host", "sync"):
-            continue
-        event = lowered.rank_class.events[info.event]
-        key = (event.label if event.op is not None else info.family, event.phase)
-        time_s[key] = time_s.get(key, 0.0) + info.estimate.time_s
-        events.setdefault(key, set()).add(info.event)
-        worst[key] = max(worst.get(key, Source.MEASURED), info.estimate.source)
-    total_s = sum(time_s.values()) or 1.0
-    ordered = sorted(time_s, key=lambda key: (-time_s[key], key))[:n_rows]
-    return tuple(
+    tasks, prices = lowered.tasks, lowered.prices
+    device = np.flatnonzero(np.isin(tasks.category, DEVICE_CATEGORIES))
+    event = tasks.event[device]
+    label = prices.of_events("label")[event].astype(np.int64)
+    phase = prices.of_events("phase")[event].astype(np.int64)
+    keys, place = np.unique(label * len(PHASES) + phase, return_inverse=True)
+    time_s = np.bincount(place, weights=tasks.time_s[device], minlength=len(keys))
+    worst = np.zeros(len(keys), dtype=np.int64)
+    np.maximum.at(worst, place, tasks.source[device])
+    starts = np.concatenate([[True], event[1:] != event[:-1]]) if len(event) else np.zeros(0, dtype=bool)
+    calls = np.bincount(place[starts], minlength=len(keys))
+    total_s = float(time_s.sum()) or 1.0
+    rows = [
         OpShare(
-            name=name,
-            phase=phase,
-            calls=len(events[name, phase]),
-            time_s=time_s[name, phase],
-            share_frac=time_s[name, phase] / total_s,
-            source=worst[name, phase].label,
+            name=prices.names[int(key) // len(PHASES)],
+            phase=PHASES[int(key) % len(PHASES)],
+            calls=int(calls[i]),
+            time_s=float(time_s[i]),
+            share_frac=float(time_s[i]) / total_s,
+            source=Source(int(worst[i])).label,
         )
-        for name, phase in ordered
-    )
+        for i, key in enumerate(keys)
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.time_s, row.name, row.phase))[:N_TOP_OPS])
 
 
 def _coverage(classes: Sequence[LoweredClass]) -> dict[str, float]:
     """Share of priced time (device and host, weighted by ranks) by source, most trusted first."""
-    time_s = dict.fromkeys(Source, 0.0)
+    time_s = np.zeros(len(Source))
     for lowered in classes:
-        for info in lowered.infos:
-            time_s[info.estimate.source] += info.estimate.time_s * len(lowered.rank_class.ranks)
-    total_s = sum(time_s.values()) or 1.0
-    return {source.label: spent / total_s for source, spent in time_s.items() if spent > 0}
+        tasks = lowered.tasks
+        spent = np.bincount(tasks.source, weights=tasks.time_s, minlength=len(Source))
+        time_s += spent * len(lowered.rank_class.ranks)
+    total_s = float(time_s.sum()) or 1.0
+    return {source.label: float(time_s[source]) / total_s for source in Source if time_s[source] > 0}
 
 
-def _flops(placement: Placement) -> tuple[int, int]:
+def _flops(classes: Sequence[LoweredClass]) -> tuple[int, int]:
     """FLOPs of all ranks in one iteration, with and without recomputation."""
     done = model = 0
-    for rank_class in placement.classes:
-        for event in rank_class.events:
-            if event.op is not None:
-                flops = work(event.op).flops * len(rank_class.ranks)
-                done += flops
-                model += 0 if event.op.recompute else flops
+    for lowered in classes:
+        flops = lowered.prices.of_events("flops")
+        again = lowered.prices.of_events("recompute").astype(bool)
+        done += int(flops.sum()) * len(lowered.rank_class.ranks)
+        model += int(flops[~again].sum()) * len(lowered.rank_class.ranks)
     return done, model
 
 
 def _unmodelled(classes: Sequence[LoweredClass]) -> list[str]:
-    names = {
-        lowered.rank_class.events[info.event].label
-        for lowered in classes
-        for info in lowered.infos
-        if info.estimate.source is Source.UNMODELLED
-    }
+    names = set()
+    for lowered in classes:
+        events = np.unique(lowered.tasks.event[lowered.tasks.source == Source.UNMODELLED])
+        names |= {lowered.rank_class.events[i].label for i in events.tolist()}
     return [f"no rule for {name}: priced from its bytes" for name in sorted(names)]
 
 
@@ -167,15 +214,15 @@ def _convergence(steady: Steady) -> list[str]:
     return [f"the iteration time had not settled after {steady.n_iterations} iterations; a mean is given"]
 
 
-def _provenance(classes: Sequence[LoweredClass]) -> Mapping[str, str]:
+def _provenance(classes: Iterable[LoweredClass]) -> Mapping[str, str]:
     """Fit or datasheet behind each kernel family used, by `device/family`."""
     found: dict[str, str] = {}
+    kernels = [CATEGORIES.index("kernel"), CATEGORIES.index("copy")]
     for lowered in classes:
-        for info in lowered.infos:
-            if info.category in ("host", "sync", "collective"):
-                continue
-            fit = lowered.device.fits.get(info.family)
+        families = np.unique(lowered.tasks.family[np.isin(lowered.tasks.category, kernels)])
+        for name in (lowered.tasks.names[i] for i in families.tolist()):
+            fit = lowered.device.fits.get(name)
             origin = fit.provenance.get("source", fit.law) if fit else "datasheet roofline"
-            found[f"{lowered.device.name}/{info.family}"] = origin
-        found[f"{lowered.device.name}/host"] = lowered.device.host.source
+            found[f"{lowered.device.name}/{name}"] = origin
+        found[f"{lowered.device.name}/{HOST_FAMILY}"] = lowered.device.host.source
     return dict(sorted(found.items()))

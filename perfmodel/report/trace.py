@@ -38,7 +38,7 @@ def _class_events(run: Run, index: int) -> Iterator[dict[str, Any]]:
     lowered = run.classes[index]
     ranks = [rank for rank in lowered.rank_class.ranks if rank < MAX_RANKS] or [lowered.rank_class.ranks[0]]
     spans = list(_spans(run, index))
-    streams = sorted({task.stream for task in lowered.program.tasks})
+    streams = sorted(set(lowered.program.stream.tolist()))
     for rank in ranks:
         name = f"rank {rank} ({lowered.device.title})"
         yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}
@@ -52,13 +52,13 @@ def _class_events(run: Run, index: int) -> Iterator[dict[str, Any]]:
 def _spans(run: Run, index: int) -> Iterator[dict[str, Any]]:
     lowered, timeline = run.classes[index], run.steady.timeline
     starts, ends, readies = timeline.starts(index), timeline.ends(index), timeline.readies(index)
-    for number, task in enumerate(lowered.program.tasks):
+    for number, stream in enumerate(lowered.program.stream.tolist()):
         start_ps, end_ps = int(starts[number]), int(ends[number])
         if end_ps == start_ps:
             continue
         span = {
             "ph": "X",
-            "tid": task.stream,
+            "tid": stream,
             "ts": (start_ps - timeline.begin_ps) / PS_PER_US,
             "dur": (end_ps - start_ps) / PS_PER_US,
             **_describe(lowered, number),
@@ -70,7 +70,7 @@ def _spans(run: Run, index: int) -> Iterator[dict[str, Any]]:
 
 
 def _describe(lowered: LoweredClass, number: int) -> dict[str, Any]:
-    info = lowered.infos[number]
+    info = lowered.tasks[number]
     event = lowered.rank_class.events[info.event]
     args: dict[str, Any] = {"phase": event.phase, "source": info.estimate.source.label, "family": info.family}
     if event.op is not None:

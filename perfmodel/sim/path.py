@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -39,62 +39,78 @@ class Segment:
         return self.end_ps - self.start_ps
 
 
+class Stretches(NamedTuple):
+    """The critical path as columns, earliest first: global task index, start and end (ps), cause, and whether a lag."""
+
+    task: list[int]
+    start_ps: list[int]
+    end_ps: list[int]
+    cause: list[Cause]
+    lag: list[bool]
+
+
 def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
     """The chain of tasks and lags that ends with the last task, earliest first; lengths sum exactly to the makespan.
 
     Ties go to the lowest class and task, to stream order before deps, and to a task's own rank before another member's.
     """
+    found = []
+    for task, start, end, cause, lag in zip(*critical_stretches(timeline), strict=True):
+        cls = timeline.compiled.class_of(task)
+        own = task - timeline.compiled.tasks_of(cls).start
+        found.append(Segment(cls=cls, task=own, start_ps=start, end_ps=end, cause=cause, lag=lag))
+    return tuple(found)
+
+
+def critical_stretches(timeline: Timeline) -> Stretches:
+    """`critical_path` as columns."""
     if not timeline.compiled.n_tasks:
-        return ()
-    task = int(np.argmax(timeline.end_ps))
-    until = timeline.finish_ps
-    backwards: list[Segment] = []
-    while until > timeline.begin_ps:
-        member = _last_member(timeline, task)
-        before, cause, freed = _blocker(timeline, member)
-        start = int(timeline.start_ps[task])
-        backwards.append(_segment(timeline, task, start, until, cause if member == task else "last member"))
+        return Stretches([], [], [], [], [])
+    begin, rows = timeline.begin_ps, []
+    walk = _Walk(timeline)
+    task, until = int(np.argmax(timeline.end_ps)), timeline.finish_ps
+    while until > begin:
+        member = walk.last_member(task)
+        before, cause, freed = walk.blocker(member)
+        start = walk.start[task]
+        rows.append((task, max(start, begin), until, cause if member == task else "last member", False))
         if before < 0:
-            if timeline.begin_ps < start:
-                backwards.append(_segment(timeline, member, timeline.begin_ps, start, "begin", lag=True))
+            rows.append((member, begin, max(start, begin), "begin", True))
             break
         if freed < start:
-            backwards.append(_segment(timeline, member, freed, start, cause, lag=True))
+            rows.append((member, max(freed, begin), max(start, begin), cause, True))
         task, until = before, freed
-    return tuple(segment for segment in reversed(backwards) if segment.length_ps > 0)
+    kept = [row for row in reversed(rows) if row[2] > row[1]]
+    return Stretches(*(list(column) for column in zip(*kept, strict=True))) if kept else Stretches([], [], [], [], [])
 
 
-def _segment(timeline: Timeline, task: int, start: int, end: int, cause: Cause, *, lag: bool = False) -> Segment:
-    cls = timeline.compiled.class_of(task)
-    return Segment(
-        cls=cls,
-        task=task - timeline.compiled.tasks_of(cls).start,
-        start_ps=max(start, timeline.begin_ps),
-        end_ps=max(end, timeline.begin_ps),
-        cause=cause,
-        lag=lag,
-    )
+class _Walk:
+    """What the walk reads, as lists: an element of an array costs ten times as much as one of a list."""
 
+    def __init__(self, timeline: Timeline) -> None:
+        wiring = timeline.compiled.wiring
+        self.wiring = wiring
+        self.ready, self.start, self.end = (a.tolist() for a in (timeline.ready_ps, timeline.start_ps, timeline.end_ps))
+        self.prev, self.dep_ptr, self.dep_index = (a.tolist() for a in (wiring.prev, wiring.dep_ptr, wiring.dep_index))
+        self.lag = timeline.compiled.dep_lag_ps.tolist()
 
-def _last_member(timeline: Timeline, task: int) -> int:
-    """The member of the task's group whose readiness set the start; the task itself if it is one of them."""
-    start = timeline.start_ps[task]
-    if timeline.ready_ps[task] == start:
-        return task
-    return next(m for m in timeline.compiled.wiring.members(task) if timeline.ready_ps[m] == start)
+    def last_member(self, task: int) -> int:
+        """The member of the task's group whose readiness set the start; the task itself if it is one of them."""
+        start = self.start[task]
+        if self.ready[task] == start:
+            return task
+        return next(m for m in self.wiring.members(task) if self.ready[m] == start)
 
-
-def _blocker(timeline: Timeline, task: int) -> tuple[int, Cause, int]:
-    """(task that set the readiness or -1, how, when it ended)."""
-    wiring, ready = timeline.compiled.wiring, int(timeline.ready_ps[task])
-    before = int(wiring.prev[task])
-    if before >= 0 and int(timeline.end_ps[before]) == ready:
-        return before, "stream order", ready
-    for d in range(int(wiring.dep_ptr[task]), int(wiring.dep_ptr[task + 1])):
-        dep = int(wiring.dep_index[d])
-        if int(timeline.end_ps[dep] + timeline.compiled.dep_lag_ps[d]) == ready:
-            return dep, "dep", int(timeline.end_ps[dep])
-    return -1, "begin", ready
+    def blocker(self, task: int) -> tuple[int, Cause, int]:
+        """(task that set the readiness or -1, how, when it ended)."""
+        ready, before = self.ready[task], self.prev[task]
+        if before >= 0 and self.end[before] == ready:
+            return before, "stream order", ready
+        for d in range(self.dep_ptr[task], self.dep_ptr[task + 1]):
+            dep = self.dep_index[d]
+            if self.end[dep] + self.lag[d] == ready:
+                return dep, "dep", self.end[dep]
+        return -1, "begin", ready
 
 
 def slack(timeline: Timeline) -> IntArray:

@@ -1,0 +1,75 @@
+"""How an iteration is executed, apart from model, plan and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from perfmodel.errors import ConfigError, suggest
+from perfmodel.sim.program import KIND_CODES
+
+Mode = Literal["eager", "cuda_graph", "compile"]
+InputCopies = Literal["pinned", "pageable", "prefetch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of one run.
+
+    Attributes:
+        mode: `eager`; `cuda_graph`, where captured stretches are replayed by one launch each; `compile`, where chains of
+            pointwise ops and reductions are fused and compiled code issues the kernels.
+        input_copies: `pinned`, a step's batch is copied from page-locked memory while the host goes on; `pageable`, each copy
+            blocks the host; `prefetch`, the next step's batch is copied during this one.
+        what_if: changes in words, each `<what> x<factor>` or `no <what>` (see `pipeline.whatif`).
+        bounds: also find the lower bounds (infinite network, infinite host, roofline).
+        overlap: compute slows beside communication where the device's factors are known.
+        jitter: coefficient of variation of durations by stream kind (`compute`, `comm`, `host`, `copy`).
+        stragglers: rank -> factor on the time of its kernels, copies and host work (1.1: ten percent slower).
+        n_samples, seed: seeded runs behind the percentiles when `jitter` is given.
+    """
+
+    mode: Mode = "eager"
+    input_copies: InputCopies = "pinned"
+    what_if: Sequence[str] = ()
+    bounds: bool = True
+    overlap: bool = True
+    jitter: Mapping[str, float] = field(default_factory=dict)
+    stragglers: Mapping[int, float] = field(default_factory=dict)
+    n_samples: int = 100
+    seed: int = 0
+
+
+DEFAULT_SETTINGS = RunSettings()
+
+
+def check_settings(settings: RunSettings) -> RunSettings:
+    """The settings, if their values exist. Raises ConfigError with one line for each that does not."""
+    problems = [
+        *_known("mode", settings.mode, get_args(Mode)),
+        *_known("input_copies", settings.input_copies, get_args(InputCopies)),
+        *(line for name in settings.jitter for line in _known("jitter", name, KIND_CODES)),
+    ]
+    problems += [
+        f"jitter: {name}: found {value}, allowed a fraction from 0"
+        for name, value in settings.jitter.items()
+        if value < 0
+    ]
+    problems += [
+        f"stragglers: rank {rank}: found factor {factor}, allowed one above 0"
+        for rank, factor in settings.stragglers.items()
+        if not factor > 0
+    ]
+    if settings.n_samples < 1:
+        problems.append(f"n_samples: found {settings.n_samples}, allowed 1 or more")
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _known(what: str, value: str, allowed: Iterable[str]) -> list[str]:
+    names = tuple(allowed)
+    if value in names:
+        return []
+    return [f"{what}: found {value!r}, allowed {', '.join(names)}{suggest(value, names)}"]
