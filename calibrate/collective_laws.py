@@ -44,7 +44,7 @@ SHARED_SYSTEMS = frozenset({"l40s", "rtx_pro_6000_server", GLOO})
 # What NCCL takes the ring bandwidth for when it chooses, as a share of what our topology gives: read off the sizes at which
 # the measured curves change regime (RTX PRO 6000: Simple from 1 MiB on 8 GPUs and not yet at 512 KiB on 4, so 25-26.5 GB/s).
 TUNER_BUS_FRAC: Mapping[str, float] = {"rtx_pro_6000_server": 0.503}
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +124,12 @@ def points_of(rows: Iterable[CollectiveRow]) -> list[Point]:
 
 
 def family_key(point: Point) -> tuple[int, str, str]:
-    """Points fitted together: sister fabrics, ring operations or exchanges (gloo: one operation), one regime."""
+    """Points fitted together: sister fabrics, ring operations, exchanges or pairs (gloo: one operation), one regime."""
     family = next(index for index, systems in enumerate(SISTERS) if point.system in systems)
     if point.system == GLOO:
         return family, point.op, point.regime
-    return family, "exchange" if point.op == "all_to_all" else "ring", point.regime
+    kind = {"all_to_all": "exchange", "send_recv": "pair"}.get(point.op, "ring")
+    return family, kind, point.regime
 
 
 def fit_law(points: Sequence[Point]) -> RegimeLaw:

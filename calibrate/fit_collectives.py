@@ -59,11 +59,13 @@ _MAX_RANKS = 8  # of one measured node
 _RANGE_QUANTILES = (0.05, 0.95)
 _NO_RANGE = (0.8, 1.25)
 AIC_PROVENANCE = {
-    "source": "ai-dynamo/aiconfigurator, aic-core/src/aiconfigurator_core/systems/data/*/comm/nccl (nccl-tests, -w 40 -n 100)",
+    "source": "ai-dynamo/aiconfigurator, aic-core/src/aiconfigurator_core/systems/data/*/comm/nccl (nccl-tests); "
+    "send_recv: microsoft/vidur @7d475133, data/profiling/network (MIT)",
     "commit": "095f58a51c4ca8e61b66ec108d86f223f8d559ce",
     "licence": "Apache-2.0",
     "date": "2026-11-29",
 }
+VIDUR_SYSTEMS = {"vidur_a100_dgx": "a100_sxm", "vidur_h100_dgx": "h100_sxm"}
 GLOO_PROVENANCE = {
     "source": "calibrate/collectives.py on this project's CPU host; collectives.csv beside this file",
     "commit": "none",
@@ -82,6 +84,14 @@ class Family:
     versions: tuple[str, ...]
 
 
+def as_system(row: CollectiveRow) -> CollectiveRow | None:
+    """Vidur's send_recv inside a node stands with the aiconfigurator system of its GPU; its other rows are not fitted."""
+    if not row.system.startswith("vidur_"):
+        return row
+    system = VIDUR_SYSTEMS.get(row.system)
+    return replace(row, system=system) if system and row.op == "send_recv" else None
+
+
 def fit_families(rows: Iterable[CollectiveRow]) -> dict[FamilyKey, Family]:
     """Laws and residual models of all regimes."""
     groups: dict[FamilyKey, list[Point]] = {}
@@ -92,7 +102,7 @@ def fit_families(rows: Iterable[CollectiveRow]) -> dict[FamilyKey, Family]:
 
 def _fit_family(key: FamilyKey, points: Sequence[Point]) -> Family:
     law = fit_law(points)
-    versions = tuple(sorted({point.version for point in points}))
+    versions = tuple(sorted({point.version for point in points if point.version}))
     left = np.array([point.log_time for point in points]) - law_log_times(law, points)
     return Family(
         points=tuple(points),
@@ -119,7 +129,7 @@ def _fabric_fit(
         "tuner_bus_frac": TUNER_BUS_FRAC.get(system, 1.0),
         "power_law": float(system in SHARED_SYSTEMS),
         **{f"rows.n{n}": float(sum(point.n_ranks == n for point in mine)) for n in sizes},
-        **{f"bus_bytes_per_s.n{n}": _bus(system, n) for n in range(2, _MAX_RANKS + 1)},
+        **{f"bus_bytes_per_s.n{n}": _bus(system, n) for n in range(2, _n_ranks(system) + 1)},
     }
     arrays: dict[str, Array] = {}
     fit_range: dict[str, tuple[float, float]] = {}
@@ -137,7 +147,7 @@ def _fabric_fit(
         low, high = ranges.get((system, op), _NO_RANGE)
         parameters |= {f"{op}.low_frac": low, f"{op}.high_frac": high}
     rows = {"rows": str(len(mine)), "heldout_rows": "see heldout: seven-fold cross-validation"}
-    versions = sorted({point.version for point in mine})
+    versions = sorted({point.version for point in mine if point.version})
     return Fit(
         family="collectives",
         law=LAW,
@@ -153,6 +163,11 @@ def _fabric_fit(
             "system": system,
         },
     )
+
+
+def _n_ranks(system: str) -> int:
+    """Ranks of one measured node."""
+    return min(_MAX_RANKS, machine(AIC_TOPOLOGIES[system]).n_ranks)
 
 
 def _bus(system: str, n_ranks: int) -> float:
@@ -171,7 +186,7 @@ def _tables(family: Family, system: str, op: str, regime: str, sizes: Sequence[i
             [[_posterior(family, (system, op, regime), n, narrow, "") for n in sizes] for narrow in (False, True)]
         )
     }
-    for version in sorted({p.version for p in family.points if (p.system, p.op) == (system, op)}):
+    for version in sorted({p.version for p in family.points if (p.system, p.op) == (system, op) and p.version}):
         with_it = np.stack([_posterior(family, (system, op, regime), n, False, version) for n in sizes])
         added = with_it - tables[f"correction.{stem}"][0]
         tables[f"version.{stem}.{version.replace('.', '_')}"] = added
@@ -251,13 +266,13 @@ def table(scored: Sequence[CollectiveScore], min_bytes: int = 1024, max_bytes: i
 
 
 @click.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--cross-validate", "mode", flag_value="folds", help="Errors on rows not used in the fit, seven folds.")
 @click.option("--leave-out-gpus", type=int, help="Fit without the rows of this many GPUs and predict them.")
 @click.option("--write", "mode", flag_value="write", help="Write the fits, from all rows, with held-out ranges.")
-def main(path: str, mode: str | None, leave_out_gpus: int | None) -> None:
-    """Fit collectives from PATH, a table in aiconfigurator's format."""
-    rows = read_collectives(Path(path))
+def main(paths: tuple[Path, ...], mode: str | None, leave_out_gpus: int | None) -> None:
+    """Fit collectives from PATHS: aiconfigurator's NCCL tables, ours of gloo, and send_recv of Vidur's network tables."""
+    rows = [row for path in paths for row in map(as_system, read_collectives(path)) if row is not None]
     if leave_out_gpus is not None:
         train = [row for row in rows if row.n_ranks != leave_out_gpus]
         click.echo(table(predict_rows(train, [row for row in rows if row.n_ranks == leave_out_gpus])))

@@ -41,6 +41,8 @@ def steps(op: str, algorithm: str, n_ranks: int) -> int:
     """Hops that one byte's way through an algorithm has, as its latency counts them."""
     if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
         return 0
+    if op == "send_recv":
+        return 1
     return 2 * (n_ranks - 1) if op == "all_reduce" else n_ranks - 1
 
 
@@ -48,6 +50,8 @@ def byte_factor(op: str, algorithm: str, n_ranks: int) -> float:
     """Bytes that a rank's link carries for each byte of the collective."""
     if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE):
         return 1 + 1 / n_ranks
+    if op == "send_recv":
+        return 1.0
     share = (n_ranks - 1) / n_ranks
     return 2 * share if op == "all_reduce" else share
 

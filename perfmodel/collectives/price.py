@@ -33,6 +33,9 @@ INTER_RANGE = (0.75, 1.4)
 DERIVED_WIDENING = 1.25
 # Links within this share of the measured machine's count as the same.
 SAME_LINKS_FRAC = 0.02
+# A send_recv over the two-GPU all_to_all with as many bytes on the wire, which also copies its own half: median of Vidur's
+# send_recv (8 KiB to 64 MiB, DGX A100 and H100) over our all_to_all there.
+SEND_RECV_FRAC = 0.66
 # Whose regime stands in for an operation that no table has.
 _STAND_IN = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 
@@ -159,16 +162,37 @@ def price_exchange(
         n_channels=n_channels(setting),
         bottleneck=link,
     )
-    key = ("all_to_all", regime)
-    if fit is None or group.n_units > 1 or key not in fit.regimes:
+    if fit is None or group.n_units > 1:
         return _modelled(modelled, group)
+    pair = ("send_recv", regime)
+    if call.op == "send_recv" and pair in fit.regimes:
+        ask = replace(_question(call, setting, fit), n_ranks=2, n_bytes=bandwidth_s * fitted.reference_bus(fit, 2))
+        return fitted_price(modelled, fitted.regime_time(fit, pair, ask), fit, "send_recv", ask)
+    if ("all_to_all", regime) not in fit.regimes:
+        return _modelled(modelled, group)
+    return _like_all_to_all(call, topology, setting, modelled, fit)
+
+
+def _like_all_to_all(
+    call: CollectiveCall, topology: Topology, setting: Setting, modelled: Candidate, fit: FabricFit
+) -> Price:
+    """An exchange by the fitted all_to_all that loads its busiest link as much."""
+    key = ("all_to_all", f"{modelled.algorithm}_{modelled.protocol}")
     ask = _question(call, setting, fit)
     if call.op != "all_to_all":
-        per_byte_s, _ = exchange.exchange_time(topology, group, call.ranks, exchange.uniform(call.n_ranks, 1.0))
-        ask = replace(ask, n_bytes=bandwidth_s / per_byte_s)
-    found = fitted_price(modelled, fitted.regime_time(fit, key, ask), fit, "all_to_all", ask)
-    derived = call.op not in ("all_to_all", "all_to_all_v") and found.source is Source.FITTED
-    return replace(found, source=Source.DERIVED) if derived else found
+        one_byte = exchange.uniform(call.n_ranks, 1.0)
+        per_byte_s, _ = exchange.exchange_time(topology, setting.group, call.ranks, one_byte)
+        ask = replace(ask, n_bytes=modelled.bandwidth_s / per_byte_s)
+    found = fitted.regime_time(fit, key, ask)
+    if call.op == "send_recv":
+        found = replace(
+            found,
+            latency_s=found.latency_s * SEND_RECV_FRAC,
+            bandwidth_s=max(found.bandwidth_s * SEND_RECV_FRAC, modelled.bandwidth_s),
+        )
+    price = fitted_price(modelled, found, fit, "all_to_all", ask)
+    derived = call.op not in ("all_to_all", "all_to_all_v") and price.source is Source.FITTED
+    return replace(price, source=Source.DERIVED) if derived else price
 
 
 def send_matrix(call: CollectiveCall) -> exchange.Matrix:

@@ -50,8 +50,8 @@ class CollectiveRow:
         return f"{self.system}/{self.op}/{self.n_ranks}/{self.bytes}"
 
 
-# aiconfigurator's system names, and ours for a measured CPU host -> topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4 and 8 GPUs: a topology of its
-# own. B300 and GB300 have the links of B200 and GB200.
+# aiconfigurator's system names, and ours for a measured CPU host -> topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4
+# and 8 GPUs: a topology of its own. B300 and GB300 have the links of B200 and GB200.
 AIC_TOPOLOGIES: Mapping[str, str] = {
     "a100_sxm": "dgx_a100_80gb",
     "h100_sxm": "dgx_h100",
@@ -85,14 +85,17 @@ def _aic(row: Row) -> CollectiveRow:
 
 
 def _vidur(row: Row) -> CollectiveRow | None:
-    """Kineto kernel durations of PyTorch's NCCL, rank skew included. Pairs of NVLink bridges have no shipped topology."""
+    """Kineto kernel durations of PyTorch's NCCL, rank skew included.
+
+    Rows of several nodes and of bridge pairs are left out: the source does not say what NICs or PCIe they had.
+    """
     topology = _VIDUR_TOPOLOGIES.get(row["node"])
-    if topology is None:
+    n_ranks = int(row["num_workers"])
+    if topology is None or n_ranks > int(row["devices_per_node"]):
         return None
-    n_ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
     return CollectiveRow(
-        system=f"vidur_{row['node']}" + (f"_{n_ranks // per_node}n" if n_ranks > per_node else ""),
-        machine=Machine(topology=topology, nodes=max(1, n_ranks // per_node), per_node=per_node),
+        system=f"vidur_{row['node']}",
+        machine=Machine(topology=topology),
         op=_op(row["collective"]),
         bytes=int(row["bytes"]),
         n_ranks=n_ranks,
