@@ -118,6 +118,26 @@ def inside_backward_node() -> bool:
     return node is not None
 
 
+def backward_node_name() -> str:
+    """`AddmmBackward0`: the autograd node that runs now, or an empty string."""
+    node: Any = torch._C._current_autograd_node()
+    return "" if node is None else str(node.name())
+
+
+# References to a tensor that only its caller holds, as seen from `__torch_dispatch__`, and to its storage.
+_TENSOR_HELD_ONCE, _STORAGE_HELD_ONCE = 4, 2
+
+
+def is_held_once(tensor: torch.Tensor) -> bool:
+    """True if nobody but the caller of this operator holds the tensor or its storage, and it has no gaps."""
+    undeclared: Any = tensor
+    if tensor.layout != torch.strided or undeclared._use_count() != _TENSOR_HELD_ONCE:
+        return False
+    storage = tensor.untyped_storage()
+    dense: bool = torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
+    return dense and torch._C._storage_Use_Count(storage._cdata) == _STORAGE_HELD_ONCE
+
+
 def accumulates_gradient() -> bool:
     """True while autograd adds a gradient to a parameter."""
     node: Any = torch._C._current_autograd_node()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from perfmodel.extract import _torch, sparse
+from perfmodel.extract.in_place import without_mode
 from perfmodel.extract.lifetimes import StorageLog
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.stand_ins import corrected, optimizer_stand_in, stand_in
@@ -107,6 +108,10 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             return func(*args, **kwargs)
         if self._device == "meta":
             args, kwargs = self._on_device(args), self._on_device(dict(kwargs))
+        instead = without_mode(signature.name, args, kwargs) if self.phase == "backward" else None
+        if instead is not None:
+            func, args, kwargs = instead
+            signature = _signature(func)
         call = self._arguments(signature, args, kwargs)
         if sparse.is_stolen_gradient(signature.name, args):
             signature, result = _STEAL, sparse.stolen(args[0])
