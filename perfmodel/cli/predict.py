@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from perfmodel.errors import ConfigError
+
+Key = TypeVar("Key")
 PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
 
 
@@ -32,6 +36,24 @@ PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
     show_default=True,
     help="Extract on tensors without values, or on real CPU tensors where the model reads values.",
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "cuda_graph", "compile"]),
+    default="eager",
+    show_default=True,
+    help="How the step is issued.",
+)
+@click.option(
+    "--input-copies",
+    type=click.Choice(["pinned", "pageable", "prefetch"]),
+    default="pinned",
+    show_default=True,
+    help="How a batch reaches the device: host runs on, host waits, or during the step before.",
+)
+@click.option("--what-if", multiple=True, help="Such as 'gemm x0.5', 'nvlink x2', 'no host'; may be repeated.")
+@click.option("--straggler", "stragglers", multiple=True, help="RANK:FACTOR, such as 3:1.1; may be repeated.")
+@click.option("--jitter", multiple=True, help="KIND=FRACTION, such as comm=0.1 (compute, comm, host, copy).")
+@click.option("--no-overlap-slowdown", is_flag=True, help="Compute and communication do not slow each other.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option(
@@ -50,6 +72,9 @@ def predict(model: str, topology: str, plan: str, *, as_json: bool, trace_path: 
     from perfmodel.report.trace import render_trace
     from perfmodel.report.write import write_text
 
+    options["stragglers"] = dict(_pair(text, ":", "--straggler", int) for text in options["stragglers"])
+    options["jitter"] = dict(_pair(text, "=", "--jitter", str) for text in options["jitter"])
+    options["overlap"] = not options.pop("no_overlap_slowdown")
     run = predict_run(model, topology, plan, **options)
     if trace_path is not None:
         write_text(trace_path, render_trace(run))
@@ -59,3 +84,14 @@ def predict(model: str, topology: str, plan: str, *, as_json: bool, trace_path: 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else PIPE_WIDTH
     click.echo(render_table(run.prediction, width=width, color=terminal and "NO_COLOR" not in os.environ), nl=False)
+
+
+def _pair(text: str, sign: str, option: str, kind: Callable[[str], Key]) -> tuple[Key, float]:
+    """`3:1.1` -> (3, 1.1). Raises ConfigError."""
+    left, found, right = text.partition(sign)
+    try:
+        if found:
+            return kind(left), float(right)
+    except ValueError:
+        pass
+    raise ConfigError(f"{option}: found {text!r}, allowed {'RANK:FACTOR' if sign == ':' else 'KIND=FRACTION'}")

@@ -65,11 +65,16 @@ class OpShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathShare:
-    """Part of the critical path (s) with one cause: a kernel family, a collective, the host, a launch latency."""
+    """Part of the critical path (s) with one cause: a kernel family, a collective, the host, a launch latency.
+
+    `below_s` and `above_s`: how much less and more (s) it may be by the ranges of its prices.
+    """
 
     cause: str
     time_s: float
     share_frac: float
+    below_s: float = 0.0
+    above_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

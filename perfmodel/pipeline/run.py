@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
 from perfmodel.db.device import Device
 from perfmodel.graph import Graph
+from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.lower import LoweredClass, lower_class
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
+from perfmodel.pipeline.programs import compile_classes
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
-from perfmodel.pipeline.steady import simulate_classes
 from perfmodel.pipeline.summary import Subject, summarise
+from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Collective, Placement, RankDevice, place
-from perfmodel.sim.steady import Steady
+from perfmodel.sim.steady import Steady, simulate_steady_compiled
 from perfmodel.topology import Topology
 
 
@@ -76,11 +78,19 @@ def predict_graph(
         for place_of in topology.ranks
     ]
     placement = place(graph, plan, ranks)
+    changes = [parse_what_if(text) for text in settings.what_if]
     collectives = price_collectives(placement, topology)
+    if changes:
+        collectives = change_links(collectives, changes, topology)
     classes = lower_placement(placement, devices, collectives, settings, books or PriceBooks())
-    steady = simulate_classes(classes)
+    if changes:
+        classes = change_times(classes, changes)
+    compiled, carry = compile_classes(classes)
+    steady = simulate_steady_compiled(compiled, carry_deps=carry)
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
     prediction = summarise(subject, placement, classes, steady)
+    if settings.bounds:
+        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry))
     return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)
 
 

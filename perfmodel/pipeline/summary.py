@@ -20,7 +20,7 @@ from perfmodel.sim.path import critical_stretches
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
-from perfmodel.units import PS_PER_S, ps_to_seconds
+from perfmodel.units import PS_PER_S, format_percent, ps_to_seconds
 
 LAUNCH_LATENCY = "launch latency"
 SEVERAL = "repeating pattern"  # cause of what one iteration of a pattern of several differs from their mean
@@ -66,6 +66,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
         notes=(*placement.notes, *_unmodelled(classes), *_convergence(steady)),
         provenance=_provenance(classes),
         mode=subject.settings.mode,
+        conditions=_conditions(subject.settings),
     )
 
 
@@ -110,8 +111,16 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
     if sum(parts.values()) != total:
         parts[SEVERAL] = total - sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
+    ranges = {name: (low, high) for name, low, high in zip(names.names, below.tolist(), above.tolist(), strict=False)}
     shares = tuple(
-        PathShare(cause=name, time_s=ps_to_seconds(spent), share_frac=spent / (total or 1.0)) for name, spent in ordered
+        PathShare(
+            cause=name,
+            time_s=ps_to_seconds(spent),
+            share_frac=spent / (total or 1.0),
+            below_s=ranges.get(name, (0.0, 0.0))[0],
+            above_s=ranges.get(name, (0.0, 0.0))[1],
+        )
+        for name, spent in ordered
     )
     return shares, (math.hypot(*below.tolist()), math.hypot(*above.tolist()))
 
@@ -198,6 +207,16 @@ def _flops(classes: Sequence[LoweredClass]) -> tuple[int, int]:
         done += int(flops.sum()) * len(lowered.rank_class.ranks)
         model += int(flops[~again].sum()) * len(lowered.rank_class.ranks)
     return done, model
+
+
+def _conditions(settings: RunSettings) -> tuple[str, ...]:
+    """What was asked for beside the usual, in words."""
+    found = [f"what if {text}" for text in settings.what_if]
+    if settings.input_copies != "pinned":
+        found.append(f"inputs {settings.input_copies}")
+    found += [f"rank {rank} takes {factor:g} times as long" for rank, factor in sorted(settings.stragglers.items())]
+    found += [f"{kind} times vary by {format_percent(spread)}" for kind, spread in sorted(settings.jitter.items())]
+    return tuple(found)
 
 
 def _unmodelled(classes: Sequence[LoweredClass]) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_RANK_ROWS = 8
 MAX_OP_ROWS = 8
+MAX_CAUSES = 6
 
 
 def render_table(prediction: Prediction, *, width: int = 120, color: bool = False) -> str:
@@ -31,13 +32,25 @@ def render_table(prediction: Prediction, *, width: int = 120, color: bool = Fals
 
 def _headline(console: Console, p: Prediction) -> None:
     ranks = f"{p.n_ranks} rank" + ("s" if p.n_ranks > 1 else "")
-    console.print(f"[bold]{p.model}[/bold] on [bold]{p.topology}[/bold] ({ranks}, plan {p.plan}, {p.precision})")
+    mode = f", {p.mode}" if p.mode != "eager" else ""
+    console.print(f"[bold]{p.model}[/bold] on [bold]{p.topology}[/bold] ({ranks}, plan {p.plan}, {p.precision}{mode})")
     console.print(
         f"  iteration time [bold]{format_time(p.iteration_time_s)}[/bold]"
         f"  (range {format_time(p.low_s)} to {format_time(p.high_s)})"
         f"   {format_count(p.samples_per_s)} samples/s"
         f"   batch {p.batch_per_rank} x {p.n_ranks}"
     )
+    if p.conditions:
+        console.print(f"  assuming: {'; '.join(p.conditions)}")
+    if p.percentiles:
+        console.print("  percentiles: " + "   ".join(f"{name} {format_time(t)}" for name, t in p.percentiles.items()))
+    if p.bounds is not None:
+        network, host, roofline = (
+            format_time(t) for t in (p.bounds.infinite_network_s, p.bounds.infinite_host_s, p.bounds.roofline_s)
+        )
+        console.print(
+            f"  cannot go below: {network} with an infinite network, {host} with an infinite host, {roofline} at the roofline"
+        )
     if p.work_flops:
         rate = p.work_flops / p.iteration_time_s / p.n_ranks
         console.print(f"  {format_flops_per_s(rate)} per rank while training")
@@ -112,8 +125,12 @@ def _op_table(p: Prediction) -> Table:
 
 
 def _footer(console: Console, p: Prediction) -> None:
-    path = ", ".join(f"{part.cause} {format_percent(part.share_frac)}" for part in p.critical_path[:5])
-    console.print(f"Critical path: {path}")
+    shown = p.critical_path[:MAX_CAUSES]
+    path = [f"{part.cause} {format_time(part.time_s)} ({format_percent(part.share_frac)})" for part in shown]
+    rest_s = sum(part.time_s for part in p.critical_path[MAX_CAUSES:])
+    if rest_s > 0:
+        path.append(f"{len(p.critical_path) - MAX_CAUSES} more {format_time(rest_s)}")
+    console.print("Critical path: " + ", ".join(path))
     shares = sorted(p.coverage.items(), key=lambda item: -item[1])
     console.print("Priced by:     " + ", ".join(f"{name} {format_percent(share)}" for name, share in shares))
     for note in p.notes:

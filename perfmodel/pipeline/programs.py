@@ -1,4 +1,4 @@
-"""From lowered classes to the steady state: launch queue, waits across iterations, simulation."""
+"""From lowered classes to what the simulator runs: launch queue, and waits across iterations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from perfmodel.pipeline.lower import LoweredClass
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH, with_launch_queue
 from perfmodel.sim.program import HOST, ArrayProgram
-from perfmodel.sim.steady import CarryDep, Steady, simulate_steady_compiled
-
-
-def simulate_classes(classes: Sequence[LoweredClass]) -> Steady:
-    """The steady state of rank classes; class i of the simulator is `classes[i]`."""
-    compiled, carry = compile_classes(classes)
-    return simulate_steady_compiled(compiled, carry_deps=carry)
+from perfmodel.sim.steady import CarryDep
 
 
 def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, list[CarryDep]]:

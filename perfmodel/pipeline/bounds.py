@@ -1,0 +1,31 @@
+"""Lower bounds of an iteration: with a network, a host, or all but the datasheet's peak rates taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.prediction import Bounds
+from perfmodel.sim.compile import Compiled
+from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
+from perfmodel.sim.whatif import without_host, without_network
+from perfmodel.units import PS_PER_S, ps_to_seconds
+
+
+def find_bounds(classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep]) -> Bounds:
+    """Bounds of the programs `compiled` of `classes`; on a CPU the host's part of an op stays with the op."""
+    free = without_network(without_host(compiled))
+    ideal_s = np.concatenate([lowered.tasks.ideal_s for lowered in classes])
+    ideal = replace(free, duration_ps=np.minimum(np.rint(ideal_s * PS_PER_S).astype(np.int64), free.duration_ps))
+    return Bounds(
+        infinite_network_s=_iteration_s(without_network(compiled), carry),
+        infinite_host_s=_iteration_s(without_host(compiled), carry),
+        roofline_s=_iteration_s(ideal, carry),
+    )
+
+
+def _iteration_s(compiled: Compiled, carry: Sequence[CarryDep]) -> float:
+    return ps_to_seconds(float(simulate_steady_compiled(compiled, carry_deps=carry).iteration_ps))
