@@ -17,14 +17,19 @@ def db() -> None:
 
 @db.command(epilog="Example: perfmodel db check")
 @click.option("--db", "root", type=click.Path(), help="Database folder instead of the shipped one.")
-def check(root: str | None) -> None:
+@click.option("--remarks", is_flag=True, help="Also list where time falls as work grows, and other oddities.")
+def check(root: str | None, *, remarks: bool) -> None:
     """Check every device and fit: schema, provenance, duplicates, nothing faster than the device's own peak."""
-    from perfmodel.db.check import check_db
+    from perfmodel.validate.database import check_database
 
-    report = check_db(root)
-    for line in (*report.problems, *report.remarks):
+    report = check_database(root)
+    for line in report.problems:
         click.echo(line)
-    click.echo(f"{report.n_devices} devices, {report.n_fits} fits, {len(report.problems)} problems")
+    if remarks:
+        for line in report.remarks:
+            click.echo(f"remark: {line}")
+    counts = f"{report.n_devices} devices, {report.n_fits} fits, {len(report.problems)} problems"
+    click.echo(f"{counts}, {len(report.remarks)} remarks{'' if remarks else ' (--remarks lists them)'}")
     if report.problems:
         sys.exit(1)
 
