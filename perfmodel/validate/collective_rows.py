@@ -17,18 +17,10 @@ from typing import TextIO
 
 from perfmodel.errors import ConfigError
 from perfmodel.units import MS_PER_S, US_PER_S
+from perfmodel.validate.posted_machines import Machine, posted_machine
 
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 Row = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A shipped topology, cut or extended to `nodes` nodes, of which `per_node` ranks of each take part."""
-
-    topology: str
-    nodes: int = 1
-    per_node: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +97,24 @@ def _vidur(row: Row) -> CollectiveRow | None:
     )
 
 
+def _posted(row: Row) -> CollectiveRow | None:
+    """nccl-tests tables that people posted; rows without a time, or of machines not told well enough, are left out."""
+    n_ranks, nodes = int(row["gpus"]), int(row["nodes"])
+    machine = posted_machine(row["machine"], row["link_type"], n_ranks, nodes)
+    if machine is None or not row["time_us"]:
+        return None
+    return CollectiveRow(
+        system=f"posted {machine.topology} {nodes}x{machine.per_node}",
+        machine=machine,
+        op=_op(row["collective"]),
+        bytes=int(row["bytes"]),
+        n_ranks=n_ranks,
+        dtype=_DTYPES.get(row["dtype"], "float32"),
+        version="",
+        measured_s=float(row["time_us"]) / US_PER_S,
+    )
+
+
 def _op(name: str) -> str:
     return _OPS.get(name, name)
 
@@ -120,6 +130,7 @@ class Format:
 
 FORMATS = (
     Format("aiconfigurator NCCL", frozenset({"system", "collective", "dtype", "num_gpus", "bytes", "us"}), _aic),
+    Format("posted nccl-tests", frozenset({"machine", "gpus", "nodes", "link_type", "collective", "time_us"}), _posted),
     Format("Vidur network", frozenset({"node", "collective", "num_workers", "devices_per_node", "ms_median"}), _vidur),
 )
 
@@ -155,8 +166,11 @@ def _rows(path: Path, reader: csv.DictReader[str], form: Format) -> Iterator[Col
             raise ConfigError(
                 f"{path}: line {reader.line_num}: needs numbers in the columns of {form.name}: {error}"
             ) from error
-        if found is not None:
-            yield found
+        if found is None:
+            continue
+        if found.measured_s <= 0 or found.n_ranks < 2:
+            raise ConfigError(f"{path}: line {reader.line_num}: needs a positive time and two ranks or more")
+        yield found
 
 
 @contextlib.contextmanager

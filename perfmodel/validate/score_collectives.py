@@ -10,9 +10,12 @@ from pathlib import Path
 from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
 from perfmodel.config import load_topology
 from perfmodel.db.fabric import FabricFit
-from perfmodel.metrics import percentile
+from perfmodel.metrics import mean_error, percentile
 from perfmodel.topology import Topology, build_topology
-from perfmodel.validate.collective_rows import CollectiveRow, Machine, read_collectives
+from perfmodel.units import parse_bytes_per_s, parse_seconds
+from perfmodel.validate.collective_rows import CollectiveRow, read_collectives
+from perfmodel.validate.posted_machines import Machine
+from perfmodel.validate.score_kernels import Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +41,21 @@ class CollectiveScore:
         return self.estimate.low_s <= self.row.measured_s <= self.estimate.high_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Errors |predicted / measured - 1| (fractions) of one system and operation, and price sources by number of rows."""
-
-    system: str
-    op: str
-    n_rows: int
-    median: float
-    mean: float
-    p90: float
-    worst: float
-    inside_frac: float
-    sources: Mapping[str, int]
-
-
 @lru_cache(maxsize=256)
 def _machine(machine: Machine, version: str) -> Topology:
     spec = load_topology(machine.topology)
-    if machine.nodes > 1:
+    if machine.nodes > 1 and machine.nodes != spec.n_nodes:
         spec = spec.with_nodes(machine.nodes)
-    env = {**spec.env, "NCCL_VERSION": version} if version else spec.env
+    if machine.nics is not None and spec.node is not None and spec.node.nics is not None:
+        nics = {
+            "count": machine.nics.count,
+            "kind": machine.nics.kind,
+            "bandwidth": parse_bytes_per_s(machine.nics.bandwidth),
+            "latency": parse_seconds(machine.nics.latency) if machine.nics.latency else None,
+        }
+        node = spec.node.model_copy(update={"nics": spec.node.nics.model_copy(update=nics)})
+        spec = spec.model_copy(update={"node": node})
+    env = {**spec.env, **dict(machine.env), **({"NCCL_VERSION": version} if version else {})}
     return build_topology(spec.model_copy(update={"env": env}))
 
 
@@ -83,14 +80,17 @@ def score_rows(rows: Iterable[CollectiveRow], *, fits: Mapping[str, FabricFit] |
 def score_collectives(files: Sequence[str | Path], *, min_bytes: int = 1024, max_bytes: int = 2**29) -> list[Score]:
     """Scores every system and operation in `files`, sizes from `min_bytes` to `max_bytes` (1 KiB to 512 MiB).
 
-    Raises ConfigError with one line for a file of no known format or a damaged one.
+    Several nodes are scored at every size. Shipped fits use all public rows of one node: their held-out errors stand in the
+    fit files, and `python -m calibrate.fit_collectives --cross-validate` finds them again. Raises ConfigError with one line
+    for a file of no known format or a damaged one.
     """
-    rows = [row for file in files for row in read_collectives(Path(file)) if min_bytes <= row.bytes <= max_bytes]
-    return summarise(score_rows(rows))
+    rows = [row for file in files for row in read_collectives(Path(file))]
+    kept = [row for row in rows if row.machine.nodes > 1 or min_bytes <= row.bytes <= max_bytes]
+    return summarise(score_rows(kept))
 
 
 def summarise(scored: Iterable[CollectiveScore]) -> list[Score]:
-    """Errors by system and operation, sorted by name."""
+    """Errors by system and operation, sorted by name; `roofline_median` is that of NCCL's constants without a fit."""
     groups: dict[tuple[str, str], list[CollectiveScore]] = {}
     for score in scored:
         groups.setdefault((score.row.system, score.row.op), []).append(score)
@@ -100,14 +100,18 @@ def summarise(scored: Iterable[CollectiveScore]) -> list[Score]:
 def _summary(key: tuple[str, str], members: Sequence[CollectiveScore]) -> Score:
     errors = [score.error for score in members]
     names = [score.estimate.source.label for score in members]
+    unfitted = [score.error for score in score_rows((score.row for score in members), fits={})]
     return Score(
-        system=key[0],
-        op=key[1],
+        device=key[0],
+        family=key[1],
+        subset="",
         n_rows=len(members),
         median=percentile(errors, 0.5),
-        mean=sum(errors) / len(errors),
+        mean=mean_error(errors),
         p90=percentile(errors, 0.9),
         worst=max(errors),
         inside_frac=sum(score.inside for score in members) / len(members),
+        roofline_median=percentile(unfitted, 0.5),
+        published_frac=None,
         sources={name: names.count(name) for name in sorted(set(names))},
     )
