@@ -15,7 +15,6 @@ from perfmodel.topology import Topology, build_topology
 from perfmodel.units import parse_bytes_per_s, parse_seconds
 from perfmodel.validate.collective_rows import CollectiveRow, read_collectives
 from perfmodel.validate.posted_machines import Machine
-from perfmodel.validate.score_kernels import Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,26 @@ class CollectiveScore:
     def inside(self) -> bool:
         """Whether the measurement lies in the estimate's range."""
         return self.estimate.low_s <= self.row.measured_s <= self.estimate.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Errors |predicted / measured - 1| (fractions) of one system and operation.
+
+    `inside_frac` is the share of rows between low and high, `roofline_median` the median error of NCCL's constants without a
+    fit, `sources` the number of rows by price source.
+    """
+
+    system: str
+    op: str
+    n_rows: int
+    median: float
+    mean: float
+    p90: float
+    worst: float
+    inside_frac: float
+    roofline_median: float
+    sources: Mapping[str, int]
 
 
 @lru_cache(maxsize=256)
@@ -90,7 +109,7 @@ def score_collectives(files: Sequence[str | Path], *, min_bytes: int = 1024, max
 
 
 def summarise(scored: Iterable[CollectiveScore]) -> list[Score]:
-    """Errors by system and operation, sorted by name; `roofline_median` is that of NCCL's constants without a fit."""
+    """Errors by system and operation, sorted by name."""
     groups: dict[tuple[str, str], list[CollectiveScore]] = {}
     for score in scored:
         groups.setdefault((score.row.system, score.row.op), []).append(score)
@@ -102,9 +121,8 @@ def _summary(key: tuple[str, str], members: Sequence[CollectiveScore]) -> Score:
     names = [score.estimate.source.label for score in members]
     unfitted = [score.error for score in score_rows((score.row for score in members), fits={})]
     return Score(
-        device=key[0],
-        family=key[1],
-        subset="",
+        system=key[0],
+        op=key[1],
         n_rows=len(members),
         median=percentile(errors, 0.5),
         mean=mean_error(errors),
@@ -112,6 +130,5 @@ def _summary(key: tuple[str, str], members: Sequence[CollectiveScore]) -> Score:
         worst=max(errors),
         inside_frac=sum(score.inside for score in members) / len(members),
         roofline_median=percentile(unfitted, 0.5),
-        published_frac=None,
         sources={name: names.count(name) for name in sorted(set(names))},
     )

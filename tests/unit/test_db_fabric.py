@@ -102,7 +102,7 @@ def test_scoring_finds_the_error_of_each_row(tmp_path):
         AIC + "".join(f"h100_sxm,2.29.2,2.29.2,all_reduce,half,8,1048576,0,{us:.6f}\n" for us in (exact, 2 * exact))
     )
     (score,) = score_collectives([table])
-    assert (score.device, score.family, score.n_rows) == ("h100_sxm", "all_reduce", 2)
+    assert (score.system, score.op, score.n_rows) == ("h100_sxm", "all_reduce", 2)
     assert score.worst == pytest.approx(0.5, abs=1e-6)
     assert score.mean == pytest.approx(0.25, abs=1e-6)
 
