@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -35,6 +35,13 @@ class HostSpec(Spec):
     source: str = Field(min_length=1, description="where the figures come from")
 
 
+class OverlapSpec(Spec):
+    """How much longer a compute kernel takes while a collective runs beside it (1.2: a fifth longer), as measured."""
+
+    compute: Annotated[float, Field(ge=1.0, description="a factor from 1, such as 1.2")]
+    source: str = Field(min_length=1, description="where the figure comes from")
+
+
 class DeviceSpec(Spec):
     """One GPU or CPU model. `cite` gives the source of each figure by key, and as `datasheet` that of all others."""
 
@@ -57,6 +64,7 @@ class DeviceSpec(Spec):
     tdp: Watts = Field(description="a power such as '400 W'")
     nearest: str = ""
     host: HostSpec
+    overlap: OverlapSpec | None = None
     cite: dict[str, str] = Field(description="the source of each figure, by key")
 
     @field_validator("peak")
@@ -68,7 +76,16 @@ class DeviceSpec(Spec):
 
     @model_validator(mode="after")
     def _is_cited(self) -> Self:
-        figures = set(type(self).model_fields) - {"name", "title", "aliases", "kind", "nearest", "host", "cite"}
+        figures = set(type(self).model_fields) - {
+            "name",
+            "title",
+            "aliases",
+            "kind",
+            "nearest",
+            "host",
+            "overlap",
+            "cite",
+        }
         unknown = sorted(set(self.cite) - figures - {"datasheet"})
         problems = [f"cite: unknown key {key!r}{suggest(key, figures)}" for key in unknown]
         if "datasheet" not in self.cite:

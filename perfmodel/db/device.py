@@ -68,6 +68,7 @@ class Device:
     `peak_flops_per_s` is keyed by pipe: `fp64`, `fp64_tensor`, `fp32`, `tf32_tensor`, `fp16`, `fp16_tensor`, `bf16`,
     `bf16_tensor`, `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
+    `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache.
     """
 
@@ -90,4 +91,5 @@ class Device:
     nearest: str
     host: HostCosts
     cite: Mapping[str, str]
+    overlap_factor: float = 1.0
     fits: Mapping[str, Fit] = field(default_factory=dict)

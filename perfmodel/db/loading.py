@@ -143,6 +143,7 @@ def to_device(spec: DeviceSpec, fits: Mapping[str, Fit] | None = None) -> Device
             source=host.source,
         ),
         cite=spec.cite,
+        overlap_factor=spec.overlap.compute if spec.overlap else 1.0,
         fits=dict(fits or {}),
     )
 

@@ -11,7 +11,9 @@ from perfmodel.db import load_device
 from perfmodel.db.device import Device
 from perfmodel.graph import Graph
 from perfmodel.pipeline.bounds import find_bounds
+from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import LoweredClass, lower_class
+from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
 from perfmodel.pipeline.programs import compile_classes
@@ -19,7 +21,7 @@ from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Collective, Placement, RankDevice, place
-from perfmodel.sim.steady import Steady, simulate_steady_compiled
+from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
 
 
@@ -34,10 +36,17 @@ class Run:
 
 
 class PriceBooks:
-    """The price book of each device, kept between runs so that an op is priced once on a device."""
+    """What runs have in common: the price book of each device, and graphs as compiled code runs them."""
 
     def __init__(self) -> None:
         self._books: dict[str, PriceBook] = {}
+        self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
+
+    def fused(self, graph: Graph) -> Graph:
+        """The graph as compiled code runs it, found once."""
+        if id(graph) not in self._fused:
+            self._fused[id(graph)] = (graph, fuse_graph(graph))
+        return self._fused[id(graph)][1]
 
     def of(self, device: Device) -> PriceBook:
         """The book of a device; a new one where the database has changed since."""
@@ -77,16 +86,20 @@ def predict_graph(
         RankDevice(device=place_of.device, memory_bytes=devices[place_of.device].memory_bytes)
         for place_of in topology.ranks
     ]
+    books = books or PriceBooks()
+    if settings.mode == "compile":
+        graph = books.fused(graph)
     placement = place(graph, plan, ranks)
     changes = [parse_what_if(text) for text in settings.what_if]
     collectives = price_collectives(placement, topology)
     if changes:
         collectives = change_links(collectives, changes, topology)
-    classes = lower_placement(placement, devices, collectives, settings, books or PriceBooks())
+    classes = lower_placement(placement, devices, collectives, settings, books)
     if changes:
         classes = change_times(classes, changes)
     compiled, carry = compile_classes(classes)
-    steady = simulate_steady_compiled(compiled, carry_deps=carry)
+    overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
+    steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
     prediction = summarise(subject, placement, classes, steady)
     if settings.bounds:
