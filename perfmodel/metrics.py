@@ -26,13 +26,15 @@ def mean_error(errors: Sequence[float]) -> float:
     return fmean(errors)
 
 
-def geomean_error(errors: Sequence[float], floor: float = 1e-4) -> float:
+def geomean_error(errors: Sequence[float], floor: float = 1e-4, weights: Sequence[float] | None = None) -> float:
     """Geometric mean of errors; each error is first raised to `floor` so that one exact hit cannot make it zero.
+
+    With `weights`, errors count by their weight.
 
     >>> round(geomean_error([0.01, 0.04]), 6)
     0.02
     """
-    return math.exp(fmean(math.log(max(error, floor)) for error in errors))
+    return math.exp(fmean([math.log(max(error, floor)) for error in errors], weights))
 
 
 def median_error(errors: Sequence[float]) -> float:

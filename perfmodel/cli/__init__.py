@@ -13,21 +13,25 @@ from perfmodel.errors import PerfModelError, suggest
 # Subcommand -> (module, attribute). Modules are imported when their command runs, so that --help stays fast.
 COMMANDS = {
     "predict": ("perfmodel.cli.predict", "predict"),
+    "diff": ("perfmodel.cli.diff", "diff"),
     "models": ("perfmodel.cli.listings", "models"),
     "topologies": ("perfmodel.cli.listings", "topologies"),
     "devices": ("perfmodel.cli.devices", "devices"),
     "topo": ("perfmodel.cli.topo", "topo"),
     "collective": ("perfmodel.cli.collective", "collective"),
+    "validate": ("perfmodel.cli.validate", "validate"),
     "db": ("perfmodel.cli.db", "db"),
     "calibrate": ("perfmodel.cli.calibrate", "calibrate"),
 }
 SUMMARIES = {
     "predict": "Predict the iteration time of a model on a topology.",
+    "diff": "Say what changed between two predictions.",
     "models": "List the shipped models.",
     "topologies": "List the shipped topologies.",
     "devices": "List the known devices, or add one from its datasheet.",
     "topo": "Import, show and draw topologies.",
     "collective": "Predict collectives, printed as nccl-tests prints them.",
+    "validate": "Compare predictions with measured cases, published or live.",
     "db": "Check the device database; score its fits against measured rows.",
     "calibrate": "Measure this machine's device or links and fit the models.",
 }

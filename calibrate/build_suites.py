@@ -1,0 +1,258 @@
+"""Writes configs/suites/*.csv from the collected public measurements: `python -m calibrate.build_suites SHARED_DIR [OUT]`.
+
+SHARED_DIR is the folder with `data/end_to_end.csv` and `data/megatron_a100_*_node.csv`. What each row's columns do not say
+(which model file, machine and plan a published run used) stands in the tables here; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from perfmodel.validate.suite import COLUMNS
+
+Row = Mapping[str, str]
+Cells = dict[str, str]
+
+NEUSIGHT = "sitar-lab/NeuSight"
+EXAMPLES = "NVIDIA/DeepLearningExamples"
+MLPERF = "mlcommons/training_results"
+
+NEUSIGHT_MODELS = {
+    ("bert_large", "train"): "bert_large_eager", ("bert_large", "infer"): "bert_large_classifier_eager",
+    "gpt2_large": "gpt2_large_eager", "gpt3_xl": "gpt3_xl_eager", "gpt3_27": "gpt3_2_7b_eager", "opt_13": "opt_1_3b_eager",
+}  # fmt: skip
+SINGLE_GPU = {
+    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb", "NVIDIA A100 80GB PCIe": "a100_pcie_80gb", "NVIDIA H100 80GB HBM3": "h100",
+    "Tesla V100-PCIE-32GB": "v100_pcie", "Tesla P100-PCIE-16GB": "p100", "Tesla P4": "p4", "Tesla T4": "t4",
+    "NVIDIA A100-SXM4-80GB": "a100", "Tesla V100-SXM2-32GB": "v100", "Tesla V100-SXM3-32GB": "v100_sxm3",
+    "Tesla V100-SXM2-16GB": "v100_16gb",
+}  # fmt: skip
+NODES = {
+    ("NVIDIA A100-SXM4-80GB", 8): "dgx_a100_80gb", ("NVIDIA A100-SXM4-40GB (400W)", 8): "dgx_a100",
+    ("Tesla V100-SXM2-32GB", 8): "topologies/dgx1_v100_32gb.yaml", ("Tesla V100-SXM2-16GB", 8): "dgx1_v100",
+    ("Tesla V100-SXM3-32GB", 8): "topologies/dgx2_v100_8.yaml", ("Tesla V100-SXM3-32GB", 16): "dgx2_v100",
+}  # fmt: skip
+# MLPerf systems with one node of a kind that we ship.
+MLPERF_NODES = {
+    "NVIDIA A100-SXM4-40GB (400W)": "dgx_a100", "NVIDIA A100-SXM4-40GB": "dgx_a100",
+    "NVIDIA A100-SXM4-80GB": "dgx_a100_80gb", "NVIDIA A100-SXM4-80GB (400W)": "dgx_a100_80gb",
+    "NVIDIA H100-SXM5-80GB": "dgx_h100", "NVIDIA H200-SXM5-141GB": "dgx_h200",
+    "NVIDIA Blackwell GPU (B200-SXM-180GB)": "dgx_b200",
+}  # fmt: skip
+MLPERF_MODELS = {
+    "dlrm_mlperf": ("models/dlrm_mlperf_v07.yaml", "embeddings=table_wise"),
+    "dlrm_dcnv2_mlperf": ("dlrm_dcnv2", "embeddings=table_wise"),
+    "resnet50_mlperf": ("resnet50", "ddp"),
+    "bert_large_mlperf": ("bert_large", "ddp"),
+}
+MEGATRON_NODES = {
+    2: "topologies/dgx_a100_80gb_2gpu.yaml", 4: "topologies/dgx_a100_80gb_4gpu.yaml", 8: "dgx_a100_80gb",
+    64: "topologies/dgx_a100_80gb_4nic_x8.yaml", 128: "topologies/dgx_a100_80gb_4nic_x16.yaml",
+    256: "topologies/dgx_a100_80gb_4nic_x32.yaml",
+    512: "topologies/dgx_a100_80gb_4nic_x64.yaml",
+}  # fmt: skip
+MEGATRON_SOURCE = "VIA-Research/vTrain @f8dda8473a48b373b1d25f51f52d685bff5150c5 data/ground_truth"
+# 18.7 sequences/s of 512 tokens x 6 x 335M parameters, on each V100 in fp32: the table must count something else.
+IMPOSSIBLE = "not scored: the V100 rows of this length need 19 TFLOP/s of a device with 15.7"
+_GPU_WORD = re.compile(r"NVIDIA|Tesla|GPU|[()]")
+
+
+def tier(row: Row) -> str:
+    """`A+`, `A`, `B`, `C` or `D`."""
+    return row["notes"].split(";")[0].removeprefix("q=")
+
+
+def note_value(row: Row, key: str) -> str:
+    """The value of `key=value` in a row's notes, or nothing."""
+    found = re.search(rf"(?:^|;)\s*{key}=([^;]*)", row["notes"])
+    return found.group(1) if found else ""
+
+
+def cells(
+    row: Row, *, model: str, topology: str, plan: str = "ddp", mode: str = "eager", phase: str = "train"
+) -> Cells:
+    """One suite row from a row of end_to_end.csv."""
+    batch = int(float(row["batch_per_gpu"]))
+    seq_len = str(int(float(row["seq_len"]))) if row["seq_len"] else ""
+    gpu = "-".join(_GPU_WORD.sub(" ", row["gpu"]).split())
+    words = [row["model"], row["task"], f"b{batch}"] + ([f"s{seq_len}"] if seq_len else [])
+    return {
+        "name": "-".join([*words, row["precision"], f"{row['num_gpus']}x", gpu] + ([] if mode == "eager" else [mode])),
+        "model": model,
+        "topology": topology,
+        "plan": plan,
+        "batch_per_rank": str(batch),
+        "seq_len": seq_len,
+        "precision": row["precision"],
+        "mode": mode,
+        "phase": phase,
+        "measured_s": f"{float(row['measured_ms_per_iter']) / 1e3:.7g}",
+        "weight": "1",
+        "source": f"{row['source']} @{row['commit']} {row['path']}",
+        "note": row["notes"].replace("use=holdout;", "").strip("; "),
+    }
+
+
+def neusight(rows: Iterable[Row], keep: Callable[[Row], bool]) -> Iterator[Cells]:
+    """Single-GPU transformers; the mixture-of-experts model is not one of the four kinds."""
+    for row in rows:
+        if row["source"] != NEUSIGHT or row["num_gpus"] != "1" or row["model"] == "switchxl4" or not keep(row):
+            continue
+        model = NEUSIGHT_MODELS.get((row["model"], row["task"])) or NEUSIGHT_MODELS[row["model"]]
+        yield cells(
+            row,
+            model=f"models/{model}.yaml",
+            topology=SINGLE_GPU[row["gpu"]],
+            mode="compile" if "fusion" in row["path"] else "eager",
+            phase="forward_backward" if row["task"] == "train" else "forward",
+        )
+
+
+def parallel(rows: Iterable[Row]) -> Iterator[Cells]:
+    """Four A100 of one node under data, tensor and pipeline parallelism.
+
+    `accelerate`'s Megatron engine steps the optimizer inside what was timed, so the phase is `train`.
+    """
+    plans = {"dp4": "ddp", "tp4": "tp=4", "pp4": "pp=4,micro_batches=1"}
+    for row in rows:
+        if row["source"] == NEUSIGHT and row["num_gpus"] == "4":
+            plan = plans[note_value(row, "parallel")]
+            made = cells(
+                row, model="models/gpt2_large_eager.yaml", topology="topologies/hgx_4xa100_40gb.yaml", plan=plan
+            )
+            yield {**made, "name": f"{made['name']}-{note_value(row, 'parallel')}"}
+
+
+def dlrm(rows: Iterable[Row]) -> Iterator[Cells]:
+    """PyTorch DLRM, tiers A+ and A. The example code's placements are those its `get_device_mapping` makes."""
+    for row in rows:
+        n_gpus, pytorch = int(row["num_gpus"]), row["source"] == EXAMPLES or "framework=pytorch" in row["notes"]
+        if not row["model"].startswith("dlrm") or tier(row) not in ("A+", "A") or not pytorch:
+            continue
+        if row["model"] == "dlrm_mlperf":
+            yield cells(row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="dlrm_mlperf_8")
+        elif row["model"] == "dlrm_small":
+            yield cells(row, model="dlrm_criteo_t15", topology=SINGLE_GPU[row["gpu"]], mode="cuda_graph")
+        else:
+            plan = f"plans/dlrm_t3_{n_gpus}.yaml"
+            topology = NODES[row["gpu"], n_gpus]
+            yield cells(row, model="dlrm_criteo_t3", topology=topology, plan=plan, mode="cuda_graph")
+
+
+def dlrm_inference(rows: Iterable[Row]) -> Iterator[Cells]:
+    """The example code's latencies on one A100, with and without CUDA graphs."""
+    for row in rows:
+        if row["source"] == EXAMPLES and row["model"] == "dlrm_small" and row["task"] == "infer":
+            mode = "cuda_graph" if note_value(row, "cuda_graphs") == "on" else "eager"
+            yield cells(row, model="dlrm_criteo_t15", topology="a100", mode=mode, phase="forward")
+
+
+def nvidia_reference(rows: Iterable[Row]) -> Iterator[Cells]:
+    """BERT, Transformer-XL, ResNet-50 and ResNeXt-101 of NVIDIA's examples on one node."""
+    for row in rows:
+        machine = (
+            SINGLE_GPU.get(row["gpu"]) if row["num_gpus"] == "1" else NODES.get((row["gpu"], int(row["num_gpus"])))
+        )
+        if row["source"] != EXAMPLES or row["task"] != "train" or machine is None:
+            continue
+        nhwc = row["precision"].startswith("amp")
+        if row["model"] == "resnet50v1.5":
+            yield cells(row, model="resnet50" if nhwc else "models/resnet50_nchw.yaml", topology=machine)
+        elif row["model"] == "resnext101-32x4d":
+            model = "models/resnext101_32x4d.yaml" if nhwc else "models/resnext101_32x4d_nchw.yaml"
+            yield cells(row, model=model, topology=machine)
+        elif row["model"] == "bert_large_pretrain":
+            yield _accumulated(row, machine)
+        elif row["model"].startswith("transformer-xl"):
+            yield cells(row, model=row["model"].replace("-", "_"), topology=machine)
+
+
+def _accumulated(row: Row, machine: str) -> Cells:
+    """BERT pretraining: the published time is of a micro-batch; the optimizer and all-reduce of all of them are in it."""
+    n_micro = int(re.search(r"accumulation_steps=(\d+)", row["notes"]).group(1))  # type: ignore[union-attr]  # all rows have it
+    made = cells(row, model="models/bert_large_apex.yaml", topology=machine, plan=f"ddp,accumulate={n_micro}")
+    made |= {"measured_s": f"{float(row['measured_ms_per_iter']) / 1e3 * n_micro:.7g}"}
+    if row["seq_len"].startswith("512"):
+        made |= {"weight": "0", "note": f"{made['note']}; {IMPOSSIBLE}"}
+    return made
+
+
+def mlperf(rows: Iterable[Row]) -> Iterator[Cells]:
+    """One node, several frameworks: only the order of systems means anything, so no row has a weight."""
+    seen: set[str] = set()
+    for row in rows:
+        known = row["source"].startswith(MLPERF) and row["num_gpus"] == "8" and row["gpu"] in MLPERF_NODES
+        if not known or row["model"] not in MLPERF_MODELS or tier(row) not in ("A+", "A", "B"):
+            continue
+        model, plan = MLPERF_MODELS[row["model"]]
+        made = cells({**row, "precision": "amp_fp16"}, model=model, topology=MLPERF_NODES[row["gpu"]], plan=plan)
+        made |= {"weight": "0", "name": f"{made['name']}-{row['source'].rpartition('_')[2]}"}
+        if made["name"] not in seen:  # the first of several submitters with the same system in a round
+            seen.add(made["name"])
+            yield made
+
+
+def megatron(folder: Path) -> Iterator[Cells]:
+    """Megatron-DeepSpeed GPT: fp16 with full recomputation, 1F1B, no gradient buckets (PROVENANCE of the data)."""
+    for kind in ("single", "multi"):
+        for number, row in enumerate(_read(folder / f"megatron_a100_{kind}_node.csv")):
+            size = (row["hidden_size"], row["num_heads"], row["num_layers"])
+            n_micro = int(row["global_batch"]) // int(row["dp"]) // int(row["micro_batch"])
+            yield {
+                "name": f"{kind}-{number}-h{size[0]}-l{size[2]}-t{row['tp']}-d{row['dp']}-p{row['pp']}",
+                "model": f"models/megatron_{'_'.join(size)}.yaml",
+                "topology": MEGATRON_NODES[int(row["num_gpus"])],
+                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro}",
+                "batch_per_rank": str(int(row["global_batch"]) // int(row["dp"])),
+                "seq_len": row["seq_len"],
+                "precision": "bf16",
+                "mode": "eager",
+                "phase": "train",
+                "measured_s": f"{float(row['measured_ms_per_iter']) / 1e3:.7g}",
+                "weight": "1",
+                "source": f"{MEGATRON_SOURCE}_{kind}.csv",
+                "note": "fp16 there; the 16-bit types take the same time",
+            }
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_suite(path: Path, rows: Iterable[Cells]) -> int:
+    """Writes one suite; equal names are told apart by a number. Returns the number of cases."""
+    named: dict[str, int] = {}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            named[row["name"]] = named.get(row["name"], 0) + 1
+            again = f"-{named[row['name']]}" if named[row["name"]] > 1 else ""
+            writer.writerow({**row, "name": row["name"] + again})
+    return sum(named.values())
+
+
+def suites(shared: Path) -> dict[str, Iterator[Cells]]:
+    """Every shipped suite by name."""
+    rows = _read(shared / "data" / "end_to_end.csv")
+    return {
+        "transformers_gpu": neusight(rows, lambda row: tier(row) == "A"),
+        "transformers_gpu_training": neusight(rows, lambda row: row["task"] == "train"),
+        "parallel_gpu": parallel(rows),
+        "dlrm_gpu": dlrm(rows),
+        "dlrm_inference_gpu": dlrm_inference(rows),
+        "nvidia_reference": nvidia_reference(rows),
+        "mlperf_systems": mlperf(rows),
+        "megatron_a100": megatron(shared / "data"),
+    }
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[2]) if len(sys.argv) > 2 else Path("configs/suites")
+    for name, made in suites(Path(sys.argv[1])).items():
+        sys.stdout.write(f"{name}: {write_suite(out / f'{name}.csv', made)} cases\n")
