@@ -18,6 +18,7 @@ from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
 from perfmodel.pipeline.programs import compile_classes
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
+from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
 from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Collective, Placement, RankDevice, place
@@ -97,6 +98,8 @@ def predict_graph(
     classes = lower_placement(placement, devices, collectives, settings, books)
     if changes:
         classes = change_times(classes, changes)
+    if settings.stragglers:
+        classes = split_stragglers(classes, settings.stragglers)
     compiled, carry = compile_classes(classes)
     overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
     steady = overlapped.steady
@@ -104,6 +107,8 @@ def predict_graph(
     prediction = summarise(subject, placement, classes, steady)
     if settings.bounds:
         prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry))
+    if settings.jitter:
+        prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
     return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)
 
 
