@@ -48,9 +48,15 @@ def fuse_graph(graph: Graph) -> Graph:
     used = _outside_uses(graph, units)
     ops: list[Op] = []
     position: dict[int, int] = {}
+    unstored: set[int] = set()
     for number in order:
         unit = units[number]
+        read = {spec.storage for op in unit.ops for spec in op.inputs}
+        if read and read <= unstored and not calls_of(unit.ops[0]):
+            position[unit.ops[0].id] = len(ops) - 1  # a view of what is never stored; its chain stands before it
+            continue
         op = unit.ops[0] if len(unit.ops) == 1 else _fused(unit, used)
+        unstored |= _written(unit.ops) - _written([op])
         for member in unit.ops:
             position[member.id] = len(ops)
         ops.append(replace(op, id=len(ops)))
@@ -62,6 +68,10 @@ def fuse_graph(graph: Graph) -> Graph:
         storages=tuple(_moved(graph, ops, position)),
         rewrites=(*graph.rewrites, REWRITE),
     )
+
+
+def _written(ops: Iterable[Op]) -> set[int]:
+    return {spec.storage for op in ops for spec in op.outputs}
 
 
 def _space(op: Op) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import PHASES, Op
 from perfmodel.kernels import calls_of, host_cost_s, price
+from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
 from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
@@ -67,7 +68,8 @@ class PriceBook:
 
     def prices(self, events: Sequence[Event], collectives: Mapping[int, Estimate]) -> Prices:
         """Prices of events; `collectives` maps instances of collectives to estimates."""
-        if len(self._held) > MAX_ROWS:
+        # On a CPU a price depends on what ran before (what its caches hold), so every sequence is priced as a whole.
+        if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
             self._clear()
         known = self._row_of
         unknown = {id(e.op): e.op for e in events if e.op is not None and id(e.op) not in known}
@@ -96,11 +98,12 @@ class PriceBook:
     def _add(self, ops: Sequence[Op]) -> None:
         for op, estimates in zip(ops, price(ops, self.device), strict=True):
             calls = calls_of(op)
-            dispatch_s = host_cost_s(op, len(calls), self.device)
+            n_kernels = len(estimates)  # on a CPU one for an op, however many kernels its rule names
+            dispatch_s = host_cost_s(op, n_kernels, self.device)
             if self.device.kind == "cuda":
-                dispatch_s -= len(calls) * self.device.host.launch_s
+                dispatch_s -= n_kernels * self.device.host.launch_s
             self._add_row(
-                n_kernels=len(calls),
+                n_kernels=n_kernels,
                 first_kernel=len(self._kernels["time_s"]),
                 dispatch_s=dispatch_s,
                 stream=STREAM_NUMBERS[op.stream],
@@ -110,17 +113,20 @@ class PriceBook:
                 flops=sum(call.work.flops for call in calls),
                 recompute=op.recompute,
             )
-            for call, estimate in zip(calls, estimates, strict=True):
-                ideal_s = max(
-                    call.work.flops / peak_flops_per_s(self.device, call.pipe),
-                    call.work.bytes / self.device.memory_bytes_per_s,
-                )
-                _append(self._kernels, _kernel(estimate, self._name(call.family), min(ideal_s, estimate.time_s)))
+            parts = [calls] if n_kernels == 1 else [(call,) for call in calls]
+            for part, estimate in zip(parts, estimates, strict=True):
+                ideal_s = min(sum(self._ideal_s(call) for call in part), estimate.time_s)
+                _append(self._kernels, _kernel(estimate, self._name(part[0].family), ideal_s))
         # The identities come last: another thread that sees one finds its row complete.
         self._arrays = None
         for op in ops:
             self._row_of[id(op)] = len(self._held)
             self._held.append(op)
+
+    def _ideal_s(self, call: KernelCall) -> float:
+        """Seconds of a kernel at the datasheet's peak rates."""
+        flops_s = call.work.flops / peak_flops_per_s(self.device, call.pipe)
+        return max(flops_s, call.work.bytes / self.device.memory_bytes_per_s)
 
     def _add_row(self, **values: float) -> None:
         _append(self._rows, values)
