@@ -2,8 +2,9 @@
 
 NAME is a device or a family; without one, all are fitted.
 
-Reads `neusight_vector_fp32` (eager calls timed with events) and `vidur_mlp_ops_fp16` (kernel durations) from DATA_DIR and
-writes `kernels_db/<device>/{elementwise,norm,softmax}.fit.yaml`.
+Reads `kernels/neusight_vector_fp32` (eager calls timed with events), `kernels/vidur_mlp_ops_fp16` and
+`traces/trace_resnet50_v100_2steps` (kernel durations) from DATA_DIR and writes
+`kernels_db/<device>/{elementwise,norm,softmax}.fit.yaml`.
 
 An eager call reads max(minimum_op, floor_op + device time): the event behind it is recorded once the host is through with
 the call (minimum), or when the kernel ends, which starts only after the operator's own host time (floor). Both are fitted:
@@ -32,6 +33,7 @@ from calibrate.fitting import (
     errors,
     fit_trees,
 )
+from calibrate.trace_rows import trace_rows
 from perfmodel.db.device import Device, Fit
 from perfmodel.db.fits import write_fit
 from perfmodel.db.loading import db_root, load_device
@@ -43,12 +45,13 @@ from perfmodel.validate.kernel_rows import EAGER_FLOOR, EAGER_MINIMUM, KernelRow
 from perfmodel.validate.vector_formats import VECTOR_FORMATS
 
 BOUNDS: Mapping[str, Bound] = {
+    "floor_s": Bound(start=1.8e-6, low=0.5e-6, high=6e-6),
     "bw_eff": Bound(start=0.85, low=0.3, high=1.0),
     "stream_gain": Bound(start=1.0, low=0.8, high=1.1),
-    "l2_share": Bound(start=0.7, low=0.05, high=4.0),
+    "l2_share": Bound(start=1.5, low=0.05, high=4.0),
     "l2_sharp": Bound(start=3.0, low=0.7, high=12.0),
-    "l2_eff": Bound(start=0.5, low=0.1, high=1.2),
-    "ramp_s": Bound(start=0.5e-6, low=1e-8, high=8e-6),
+    "l2_eff": Bound(start=0.6, low=0.1, high=1.2),
+    "ramp_s": Bound(start=0.1e-6, low=1e-8, high=8e-6),
     "sharp": Bound(start=3.0, low=1.0, high=12.0),
     "block_gain": Bound(start=0.8, low=0.2, high=1.2),
     "again_gain": Bound(start=0.6, low=0.2, high=1.2),
@@ -58,7 +61,9 @@ BOUNDS: Mapping[str, Bound] = {
     "row_rate": Bound(start=16.0, low=0.5, high=512.0),
 }
 FAMILIES = ("elementwise", "norm", "softmax")
-POINTWISE = ("bw_eff", "stream_gain", "l2_share", "l2_sharp", "l2_eff", "ramp_s")
+# What only a kernel's own duration shows: an eager call of this size reads its host time.
+SMALL_KERNELS = frozenset({"floor_s", "ramp_s", "l2_eff"})
+POINTWISE = ("floor_s", "bw_eff", "stream_gain", "l2_share", "l2_sharp", "l2_eff", "ramp_s")
 # Strided and broadcast pointwise kernels: one element and its address a thread; V100 listing of DLRM training, a permuted
 # 2048 x 351 matrix in 13 us (owensgroup/ml_perf_model), less floor and bytes: about 8 elements a clock and SM.
 STRIDED_RATE = 8.0
@@ -73,10 +78,11 @@ KNOWN_SHARE = 0.2  # of device time in a reading; below it the reading's scatter
 UNKNOWN_WEIGHT = 0.02
 MIN_TREE_ROWS = 200
 PROVENANCE = {
-    "licence": "MIT",
-    "commit": "NeuSight 6945927d9afcca2b9daf021f8395e53edc5b4eef; Vidur 7d47513363ec447a741ac5e47241580b47724fbf",
-    "source": "sitar-lab/NeuSight neusight_vector_fp32 (torch 2.1.0 cu121, eager calls); "
-    "microsoft/vidur mlp.csv (kernel times)",
+    "licence": "MIT (NeuSight, Vidur), BSD-3-Clause (kineto)",
+    "commit": "NeuSight 6945927d9afcca2b9daf021f8395e53edc5b4eef; Vidur 7d47513363ec447a741ac5e47241580b47724fbf; "
+    "kineto 041e7ce99f1562dd81232ee58b7c454ef16bfae2",
+    "source": "sitar-lab/NeuSight neusight_vector_fp32 (torch 2.1.0 cu121, eager calls); microsoft/vidur mlp.csv and, "
+    "for V100, pytorch/kineto's ResNet-50 trace (kernel durations)",
     "heldout": "15 % of shapes by CRC-32 of the shape (perfmodel.validate.kernel_rows.is_heldout)",
 }
 
@@ -140,9 +146,15 @@ def minimum_name(floor: str) -> str:
     return floor.replace(EAGER_FLOOR, EAGER_MINIMUM)
 
 
+def has_durations(sample: Sample) -> bool:
+    """True if some rows are durations of kernels, without a host's share."""
+    return bool((sample.op_index < 0).any())
+
+
 def reaches_floor(sample: Sample) -> bool:
     """True if some rows are short enough to read the measurement's own floor."""
-    return bool(sample.ops) and float(sample.columns["bytes"].min()) < SMALL_BYTES
+    timed = sample.op_index >= 0
+    return bool(timed.any()) and float(sample.columns["bytes"][timed].min()) < SMALL_BYTES
 
 
 def minima(sample: Sample) -> dict[str, float]:
@@ -234,8 +246,12 @@ def fit_one(sample: Sample, device: Device, names: Sequence[str], *, corrected: 
     train, held = sample.where(~sample.heldout), sample.where(sample.heldout)
     if sample.ops and not reaches_floor(sample):
         names = [name for name in names if name in LARGE]
-    fixed = {"floor_s": device.kernel_floor_s, "strided_rate": STRIDED_RATE}
-    fixed |= {name: bound.start for name, bound in BOUNDS.items() if name not in names}
+    if not has_durations(sample):
+        names = [name for name in names if name not in SMALL_KERNELS]
+    fixed = {name: bound.start for name, bound in BOUNDS.items() if name not in names}
+    fixed |= {"strided_rate": STRIDED_RATE}
+    if not has_durations(sample):
+        fixed |= {"floor_s": device.kernel_floor_s}
     parameters = fit_parameters(train, device, names, fixed)
     parameters["compute_capability"] = float(device.compute_capability or 0)
     ranged = evaluate(parameters, train.columns, device).ranged
@@ -319,9 +335,11 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         sys.stderr.write("usage: python -m calibrate.fit_vector DATA_DIR [NAME ...]\n")
         return 2
+    folder = Path(arguments[0])
     names = ("neusight_vector_fp32.csv*", "vidur_mlp_ops_fp16.csv*")
-    paths = [path for name in names for path in sorted(Path(arguments[0]).glob(name))]
+    paths = [path for name in names for path in sorted((folder / "kernels").glob(name))]
     rows = [row for path in paths for row in read_rows(path, VECTOR_FORMATS)]
+    rows += trace_rows(folder / "traces" / "trace_resnet50_v100_2steps.json.gz", "v100_pcie_32gb")
     families = tuple(name for name in arguments[1:] if name in FAMILIES) or FAMILIES
     wanted = tuple(name for name in arguments[1:] if name not in FAMILIES)
     for name in wanted or tuple(sorted({row.device for row in rows})):

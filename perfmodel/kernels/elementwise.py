@@ -4,6 +4,7 @@ Features of the family `elementwise`:
 
 - `n_elems`: elements of the iteration space (of the largest tensor written).
 - `n_streams`: tensors of that size that move (operands read and results written); a scalar or a short operand is none.
+- `footprint_bytes`: bytes of distinct memory touched; less than what moves where a result overwrites an operand.
 - `vectorised`: 1 if all moving tensors have one element size and lie in one dense order, so that PyTorch's kernel loads
   16 bytes at a time (ATen/native/cuda/CUDALoops.cuh, `vectorized_elementwise_kernel`); 0 for its strided kernel.
 - `itemsize_bytes`: bytes of an element of the widest operand. `op_kind`: 0 arithmetic, 1 with transcendentals,
@@ -118,6 +119,7 @@ def pointwise_calls(
     )
     features = {
         "n_elems": float(n_elems),
+        "footprint_bytes": float(sum(touched_bytes(spec) for spec in distinct((*operands, *written)))),
         "n_streams": float(max(len(moving), 1)),
         "vectorised": float(is_vectorised((*operands, *written))),
         "itemsize_bytes": float(max(spec.itemsize_bytes for spec in (*moving, *written))),

@@ -20,15 +20,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TableAccess, TensorSpec
 from perfmodel.kernels.copy import moved, total_bytes
 from perfmodel.kernels.elementwise import PIPE
 from perfmodel.kernels.index import INDEX_BYTES, RADIX_BITS, SECTOR_BYTES
-from perfmodel.kernels.locality import Popularity, batch_hit_rate, expected_unique, popularity, unique_misses
+from perfmodel.kernels.locality import Popularity, batch_hit_curve, expected_unique, popularity, unique_misses
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 from perfmodel.units import MEBI
 
@@ -59,23 +61,31 @@ class Lookups:
     @property
     def unique(self) -> float:
         """Expected distinct rows."""
-        return expected_unique(self._popularity(), self.n_lookups)
+        return expected_unique(self.popularity, self.n_lookups)
 
     @property
     def sector_bytes(self) -> int:
         """Bytes of one row in whole sectors."""
         return math.ceil(self.row_bytes / SECTOR_BYTES) * SECTOR_BYTES
 
-    def hit_rate(self, cache_bytes: float) -> float:
-        """Share of lookups that a cache of `cache_bytes` serves from reuse within the batch."""
-        return batch_hit_rate(self._popularity(), self.n_lookups, cache_bytes / self.sector_bytes)
+    def hit_rates(self) -> NDArray[np.float64]:
+        """Shares of lookups that caches of CACHE_MIB would serve from reuse within the batch."""
+        return _hit_rates(self)
 
     def misses(self, cache_rows: float, warm_lookups: float) -> float:
         """Distinct rows that a row cache which served `warm_lookups` lookups lacks; see `unique_misses`."""
-        return unique_misses(self._popularity(), self.n_lookups, cache_rows, warm_lookups)
+        return unique_misses(self.popularity, self.n_lookups, cache_rows, warm_lookups)
 
-    def _popularity(self) -> Popularity:
+    @property
+    def popularity(self) -> Popularity:
+        """Classes of equally likely rows."""
         return popularity(self.rows, self.zipf_exponent, self.histogram)
+
+
+@lru_cache(maxsize=65536)
+def _hit_rates(table: Lookups) -> NDArray[np.float64]:
+    cache_rows = [mib * MEBI / table.sector_bytes for mib in CACHE_MIB]
+    return batch_hit_curve(table.popularity, table.n_lookups, cache_rows)
 
 
 def lookups_of(table: TableAccess, batch: int) -> Lookups:
@@ -109,10 +119,10 @@ def call_features(tables: Sequence[Lookups], stage: int, *, stream_bytes: float,
         "link_bytes": 0.0,
         "elems": float(elems),
     }
-    for mib in CACHE_MIB:
-        hits = [table.hit_rate(float(mib * MEBI)) for table in tables]
-        features[f"hit_{mib}"] = float(np.dot(hits, gathered) / total)
-    return features
+    hits = sum(
+        (table.hit_rates() * n_bytes for table, n_bytes in zip(tables, gathered, strict=True)), np.zeros(len(CACHE_MIB))
+    )
+    return features | {f"hit_{mib}": float(share) for mib, share in zip(CACHE_MIB, hits / total, strict=True)}
 
 
 def _reuse(op: Op) -> tuple[float, tuple[tuple[float, float], ...]]:

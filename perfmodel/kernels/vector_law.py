@@ -1,8 +1,9 @@
 """The law of pointwise kernels, reductions, norms and softmax: streams from device memory or L2, and rows per block.
 
-A kernel that moves B bytes finds the share h of them in L2, written there by the kernel before (a working set that fits),
+A kernel that moves B bytes and touches F bytes of memory finds the share h of them in L2, written there by the kernel
+before (a working set that fits),
 
-    h        = 1 / (1 + (B / (l2_share L2))^l2_sharp)
+    h        = 1 / (1 + (F / (l2_share L2))^l2_sharp)
     stream   = B ((1 - h) / (bandwidth bw_eff gain^(streams - 2)) + h / (l2_bandwidth l2_eff))
     threads  = elements / (SMs clock rate)           strided or broadcast operands: one element and one address a thread
     rows     = ceil(rows / (SMs slots)) row_s + padded elements / (SMs clock row_rate)       norms, softmax, short reductions
@@ -25,6 +26,8 @@ import numpy as np
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
+from perfmodel.kernels.elementwise import SERVING
+from perfmodel.kernels.norm import BATCH, SERVING_RMS
 from perfmodel.kernels.registry import KernelCall, kernel_family
 from perfmodel.units import KIBI
 
@@ -38,6 +41,9 @@ VECTOR_BYTES = 16
 HALF_BYTES = 2
 NORM_BLOCKS_PER_SM = 16  # of 128 threads (ATen/native/cuda/layer_norm_kernel.cu), 2048 threads an SM
 L1_SHARP = 4.0  # a cache that is half as large as its working set is nearly no use to a second pass in order
+BATCH_FILL_POWER = (
+    1.0  # bandwidth grows with the SMs in use (V100 trace of ResNet-50: 64 channels on 80 SMs reach 0.8 of it)
+)
 WARP_ROWS, BLOCK_ROWS, AGAIN_ROWS, LONG_ROWS = 0, 1, 2, 3
 
 # Features each family's rule sets, in the order of the law's table; what a family lacks counts as the value given.
@@ -62,6 +68,9 @@ def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
     for family in ("softmax", "norm"):
         found[f"is_{family}"] = np.array([float(call.family == family) for call in calls])
     found["bytes"] = np.array([float(call.work.bytes) for call in calls])
+    found["footprint_bytes"] = np.array(
+        [call.features.get("footprint_bytes", float(call.work.bytes)) for call in calls]
+    )
     reduces = found["n_reduced"] > 0
     found["rows"] = np.where(reduces, found["n_out"], found["rows"])
     found["cols"] = np.where(reduces, found["n_reduced"], found["cols"])
@@ -89,7 +98,7 @@ def block_fill(f: Mapping[str, Floats]) -> Floats:
 def stream_s(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> Floats:
     """Seconds to move the bytes, partly from L2."""
     size = f["bytes"]
-    resident = 1.0 / (1.0 + (size / (p["l2_share"] * device.l2_bytes)) ** p["l2_sharp"])
+    resident = 1.0 / (1.0 + (f["footprint_bytes"] / (p["l2_share"] * device.l2_bytes)) ** p["l2_sharp"])
     memory = device.memory_bytes_per_s * p["bw_eff"] * p["stream_gain"] ** (f["n_streams"] - 2.0)
     near = device.l2_bytes_per_s * p["l2_eff"]
     result: Floats = size * ((1.0 - resident) / memory + resident / near) / row_gain(p, f, device)
@@ -101,7 +110,11 @@ def row_gain(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) ->
     gains = np.array([1.0, p["block_gain"], p["again_gain"], p["long_gain"]])[f["regime"].astype(np.int64)]
     resident_bytes = f["cols"] * f["itemsize_bytes"] * NORM_BLOCKS_PER_SM
     in_l1 = 1.0 / (1.0 + (resident_bytes / device.smem_per_sm_bytes) ** L1_SHARP)
-    result: Floats = np.where(f["is_norm"] > 0, gains * (in_l1 + (1.0 - in_l1) * p["long_gain"]), gains)
+    # A channel of a batch norm is one block: fewer channels than SMs leave memory bandwidth unused.
+    filled = np.minimum(1.0, (f["rows"] / device.n_sms) ** BATCH_FILL_POWER)
+    batch = (f["is_norm"] > 0) & (f["kind"] == BATCH)
+    per_row = np.where(f["is_norm"] > 0, gains * (in_l1 + (1.0 - in_l1) * p["long_gain"]), gains)
+    result: Floats = np.where(batch, filled, per_row)
     return result
 
 
@@ -110,7 +123,12 @@ def row_regime(f: Mapping[str, Floats]) -> Floats:
     row_bytes = f["cols"] * f["itemsize_bytes"]
     regime = np.where(row_bytes % VECTOR_BYTES == 0, BLOCK_ROWS, AGAIN_ROWS)
     regime = np.where((row_bytes >= LONGEST_BLOCK_ROW_BYTES) & (f["is_softmax"] > 0), LONG_ROWS, regime)
-    in_warp = (f["rows"] == 0) | (f["n_reduced"] > 0) | ((f["is_softmax"] > 0) & (f["cols"] <= LONGEST_WARP_ROW))
+    in_warp = (
+        (f["rows"] == 0)
+        | (f["n_reduced"] > 0)
+        | ((f["is_norm"] > 0) & (f["kind"] == BATCH))
+        | ((f["is_softmax"] > 0) & (f["cols"] <= LONGEST_WARP_ROW))
+    )
     result: Floats = np.where(in_warp, WARP_ROWS, regime).astype(np.float64)
     return result
 
@@ -189,10 +207,12 @@ def _features(f: Mapping[str, Floats], device: Device, time_s: Floats, stream: F
 def segment_name(call: KernelCall) -> str:
     """Which set of parameters a call belongs to: element size, and for norms and vLLM's kernels the implementation."""
     width = "fp16" if call.features["itemsize_bytes"] <= HALF_BYTES else "fp32"
-    if call.family == "elementwise" and call.features["op_kind"] == 2:
+    if call.family == "elementwise" and call.features["op_kind"] == SERVING:
         return f"{width}_serving"
-    if call.family == "norm" and call.features["kind"] == 4:
+    if call.family == "norm" and call.features["kind"] == SERVING_RMS:
         return f"{width}_serving"
+    if call.family == "norm" and call.features["kind"] == BATCH:
+        return f"{width}_batch"
     if call.family in {"norm", "softmax"} and (call.features.get("backward", 0) or call.features.get("stage", 0)):
         return f"{width}_backward"
     return width
@@ -202,6 +222,8 @@ def segment_name(call: KernelCall) -> str:
 _STAND_INS: Mapping[str, tuple[str, ...]] = {
     "fp32": ("fp16",),
     "fp16": ("fp32",),
+    "fp32_batch": ("fp32", "fp16"),
+    "fp16_batch": ("fp32_batch", "fp16", "fp32"),
     "fp32_backward": ("fp32", "fp16"),
     "fp16_backward": ("fp32_backward", "fp16", "fp32"),
     "fp16_serving": ("fp32_serving", "fp16", "fp32"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel.kernels.locality import (
+    batch_hit_curve,
     batch_hit_rate,
     expected_unique,
     histogram,
@@ -152,3 +153,12 @@ def test_a_hundred_million_rows_need_no_array_of_rows():
 def test_a_histogram_without_accesses_is_refused():
     with pytest.raises(ValueError, match="no access"):
         histogram(((10.0, 0.0),), 10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_lookups", [200.0, 50_000.0])
+def test_the_curve_agrees_with_each_cache_size_alone(kind, n_lookups):
+    sizes = [1.0, 30.0, 400.0, 3_000.0, 15_000.0, 40_000.0]
+    alone = [batch_hit_rate(model_of(kind), n_lookups, size) for size in sizes]
+    assert batch_hit_curve(model_of(kind), n_lookups, sizes) == pytest.approx(alone, abs=0.004)
+    assert batch_hit_curve(model_of(kind), 0.0, sizes).tolist() == [0.0] * len(sizes)

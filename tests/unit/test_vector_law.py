@@ -21,7 +21,17 @@ PARAMETERS = {
 
 
 def columns(**values):
-    base = {"bytes": 1.0, "n_streams": 2.0, "regime": 0.0, "cols": 1.0, "itemsize_bytes": 4.0, "is_norm": 0.0}
+    base = {
+        "bytes": 1.0,
+        "footprint_bytes": values.get("bytes", 1.0),
+        "kind": 0.0,
+        "rows": 100.0,
+        "n_streams": 2.0,
+        "regime": 0.0,
+        "cols": 1.0,
+        "itemsize_bytes": 4.0,
+        "is_norm": 0.0,
+    }
     return {name: np.array([float(value)]) for name, value in {**base, **values}.items()}
 
 
