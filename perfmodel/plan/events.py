@@ -8,7 +8,8 @@ from typing import Literal
 
 from perfmodel.graph import Op, Phase
 
-Stream = Literal["compute", "comm", "copy"]
+# `tensor` is the communicator of a tensor-parallel group; the last four carry what pipeline stages send each other.
+Stream = Literal["compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next"]
 CollectiveOp = Literal[
     "all_reduce",
     "all_gather",
@@ -28,7 +29,8 @@ class Collective:
 
     `bytes` follows the nccl-tests convention (all_gather: total received; reduce_scatter: total sent; all_to_all: send
     buffer of one rank). `send_bytes[i][j]`, for all_to_all_v, is what the i-th rank of `ranks` sends to the j-th.
-    `instance` numbers the collectives of an iteration; `purpose` says in words what it carries.
+    `instance` numbers the collectives of an iteration; `purpose` says in words what it carries. `siblings` are the groups
+    that do the same at the same time, so that links which they share are shared in time too.
     """
 
     op: CollectiveOp
@@ -38,6 +40,7 @@ class Collective:
     instance: int
     purpose: str
     send_bytes: tuple[tuple[int, ...], ...] | None = None
+    siblings: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     writer and readers, where those ran on another stream. Dependencies already present are kept.
     """
     linked = list(events)
-    touches = [_touches(event) for event in linked]
+    touches = [(e.reads, e.writes) if e.reads or e.writes else _touches(e) for e in linked]
     off_compute = [i for i, event in enumerate(linked) if event.stream != "compute"]
     # A storage that only the compute stream touches orders nothing; most events touch no other.
     shared = frozenset().union(*(storages for i in off_compute for storages in touches[i]))
@@ -146,8 +149,11 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
         if shared.isdisjoint(all_reads) and shared.isdisjoint(all_writes):
             continue
         event, reads, writes = linked[index], all_reads & shared, all_writes & shared
-        found = {writer[s] for s in reads | writes if s in writer}
-        found.update(r for s in writes for r in readers.get(s, ()))
+        found = {writer[s] for s in reads if s in writer}
+        for storage in writes:
+            if storage in writer:
+                found.add(writer[storage])
+            found.update(readers.get(storage, ()))
         found = {i for i in found if linked[i].stream != event.stream}
         _record(index, reads, writes, writer, readers)
         if found:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.errors import GraphError
-from perfmodel.sim.program import ArrayProgram, Program
+from perfmodel.sim.program import ArrayProgram, IntArray, Program
 from perfmodel.sim.steady import CarryDep
 
 # Launches that fit between the host and one device stream before cudaLaunchKernel blocks until a kernel has completed.
@@ -35,52 +35,55 @@ def with_launch_queue(
     carry: list[CarryDep] = []
     for cls, program in enumerate(programs):
         part = program.arrays()
-        waits: dict[int, list[int]] = {}
+        waits: list[tuple[IntArray, IntArray]] = []
         for launchers, kernels in _launches(part):
             n = len(kernels)
-            for i in range(depth, n):
-                waits.setdefault(launchers[i], []).append(kernels[i - depth])
-            for i in range(min(depth, n)):
-                back = depth - i  # this many launches before the first of the iteration
-                distance = -(-back // n)
-                if distance > MAX_DISTANCE:
-                    continue
-                carry.append(CarryDep(cls=cls, task=launchers[i], on=kernels[n * distance - back], distance=distance))
+            waits.append((launchers[depth:], kernels[: max(n - depth, 0)]))
+            place = np.arange(min(depth, n))
+            back = depth - place  # this many launches before the first of the iteration
+            distance = -(-back // n)
+            near = distance <= MAX_DISTANCE
+            on = kernels[(n * distance - back)[near]]
+            rows = zip(launchers[place[near]].tolist(), on.tolist(), distance[near].tolist(), strict=True)
+            carry += [CarryDep(cls=cls, task=task, on=source, distance=d) for task, source, d in rows]
         limited.append(_with_deps(cls, part, waits))
     return limited, carry
 
 
-def _launches(part: ArrayProgram) -> list[tuple[list[int], list[int]]]:
+def _launches(part: ArrayProgram) -> list[tuple[IntArray, IntArray]]:
     """Per device stream, the launching host task of each of its kernels, and the kernels, in stream order."""
-    is_host = [part.kind(stream) == "host" for stream in part.stream.tolist()]
-    ptr = np.concatenate([[0], np.cumsum(part.dep_count)]).tolist()
-    index = part.dep_index.tolist()
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    for task, stream in enumerate(part.stream.tolist()):
-        hosts = [d for d in index[ptr[task] : ptr[task + 1]] if is_host[d]]
-        if hosts and not is_host[task]:
-            launchers, kernels = found.setdefault(stream, ([], []))
-            launchers.append(max(hosts))
-            kernels.append(task)
-    return list(found.values())
+    streams, place = np.unique(part.stream, return_inverse=True)
+    is_host = np.array([part.kind(stream) == "host" for stream in streams.tolist()], dtype=bool)[place]
+    owner = np.repeat(np.arange(len(part.stream)), part.dep_count)
+    by_host = is_host[part.dep_index]
+    launcher = np.full(len(part.stream), -1, dtype=np.int64)
+    np.maximum.at(launcher, owner[by_host], part.dep_index[by_host])
+    launched = (launcher >= 0) & ~is_host
+    found = []
+    for stream in streams.tolist():
+        kernels = np.flatnonzero(launched & (part.stream == stream))
+        if len(kernels):
+            found.append((launcher[kernels], kernels))
+    return found
 
 
-def _with_deps(cls: int, part: ArrayProgram, more: dict[int, list[int]]) -> ArrayProgram:
-    for task, deps in more.items():
-        if max(deps) >= task:
-            raise GraphError(f"class {cls} task {task}: launches after task {max(deps)} but stands before it")
+def _with_deps(cls: int, part: ArrayProgram, waits: Sequence[tuple[IntArray, IntArray]]) -> ArrayProgram:
+    """The program with host tasks (first of each pair) that also wait for kernels (second)."""
+    nothing = np.empty(0, dtype=np.int64)
+    task = np.concatenate([nothing, *(pair[0] for pair in waits)])
+    on = np.concatenate([nothing, *(pair[1] for pair in waits)])
+    wrong = np.flatnonzero(on >= task)
+    if len(wrong):
+        raise GraphError(f"class {cls} task {task[wrong[0]]}: launches after task {on[wrong[0]]} but stands before it")
     ptr = np.concatenate([[0], np.cumsum(part.dep_count)])
-    at = np.array([ptr[task] for task, deps in more.items() for _ in deps], dtype=np.int64)
-    new = np.array([dep for deps in more.values() for dep in deps], dtype=np.int64)
-    count = part.dep_count.copy()
-    for task, deps in more.items():
-        count[task] += len(deps)
+    by_task = np.argsort(task, kind="stable")
+    at = ptr[task[by_task]]
     return ArrayProgram(
         stream=part.stream,
         duration_ps=part.duration_ps,
         group=part.group,
-        dep_count=count,
-        dep_index=np.insert(part.dep_index, at, new),
+        dep_count=part.dep_count + np.bincount(task, minlength=len(part.stream)),
+        dep_index=np.insert(part.dep_index, at, on[by_task]),
         dep_lag_ps=np.insert(part.dep_lag_ps, at, 0),
         n_ranks=part.n_ranks,
         stream_kinds=part.stream_kinds,

@@ -156,8 +156,9 @@ def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     first = np.flatnonzero(compiled.wiring.prev < 0)
     is_last = np.ones(compiled.n_tasks, dtype=bool)
     is_last[compiled.wiring.prev[compiled.wiring.prev >= 0]] = False
-    last_of = {_stream_key(compiled, int(task)): int(task) for task in np.flatnonzero(is_last)}
-    rows = [(int(task), last_of[_stream_key(compiled, int(task))], 0, 1) for task in first]
+    last = np.flatnonzero(is_last)
+    last_of = dict(zip(_stream_keys(compiled, last), last.tolist(), strict=True))
+    rows = [(task, last_of[key], 0, 1) for task, key in zip(first.tolist(), _stream_keys(compiled, first), strict=True)]
     for dep in carry_deps:
         if not 0 <= dep.cls < compiled.n_classes:
             raise GraphError(f"carry dep {dep}: there are {compiled.n_classes} classes")
@@ -170,8 +171,10 @@ def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     return Seam(columns[0], columns[1], columns[2], columns[3])
 
 
-def _stream_key(compiled: Compiled, task: int) -> tuple[int, int]:
-    return compiled.class_of(task), int(compiled.stream[task])
+def _stream_keys(compiled: Compiled, tasks: IntArray) -> list[tuple[int, int]]:
+    """Class and stream of each task."""
+    cls = np.searchsorted(compiled.wiring.offsets, tasks, side="right") - 1
+    return list(zip(cls.tolist(), compiled.stream[tasks].tolist(), strict=True))
 
 
 def unrolled(
