@@ -39,12 +39,13 @@ def check(root: str | None, *, remarks: bool) -> None:
 @click.option("--heldout", is_flag=True, help="Only rows that no shipped fit has used.")
 @click.option("--min-time", default="0 s", show_default=True, help="Leave out kernels measured shorter, such as 100us.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def score(files: tuple[Path, ...], *, heldout: bool, min_time: str, as_json: bool) -> None:
+@click.option("--markdown", is_flag=True, help="Print Markdown instead of the table.")
+def score(files: tuple[Path, ...], *, heldout: bool, min_time: str, as_json: bool, markdown: bool) -> None:
     """Price every measured row of FILES with the shipped fits and print the errors by device and family.
 
     A file is a CSV (gzipped or not) of measured kernels or collectives; its format is told by its columns.
     """
-    from perfmodel.report.listing import render_rows
+    from perfmodel.report.listing import render_markdown, render_rows
     from perfmodel.report.scores import collective_row, kernel_row
     from perfmodel.units import parse_seconds
     from perfmodel.validate.collective_rows import is_collective_file
@@ -67,4 +68,4 @@ def score(files: tuple[Path, ...], *, heldout: bool, min_time: str, as_json: boo
         return
     for rows in tables.values():
         if rows:
-            click.echo(render_rows(rows), nl=False)
+            click.echo((render_markdown if markdown else render_rows)(rows), nl=False)

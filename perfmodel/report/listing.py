@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 
 from perfmodel.config import ModelSpec
@@ -67,3 +67,11 @@ def render_rows(rows: Sequence[dict[str, str]], width: int = 140) -> str:
     buffer = StringIO()
     Console(file=buffer, width=width, no_color=True, highlight=False).print(table)
     return buffer.getvalue()
+
+
+def render_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal keys as a Markdown table; empty text for no rows."""
+    if not rows:
+        return ""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
