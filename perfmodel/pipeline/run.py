@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
+from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective, estimate_concurrent
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
 from perfmodel.db.device import Device
@@ -13,6 +13,7 @@ from perfmodel.graph import Graph
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import LoweredClass, lower_class
+from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
@@ -42,12 +43,20 @@ class PriceBooks:
     def __init__(self) -> None:
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
+        self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
 
     def fused(self, graph: Graph) -> Graph:
         """The graph as compiled code runs it, found once."""
         if id(graph) not in self._fused:
             self._fused[id(graph)] = (graph, fuse_graph(graph))
         return self._fused[id(graph)][1]
+
+    def overhead(self, graph: Graph, sharded: frozenset[str]) -> tuple[int, int]:
+        """`allocator_overhead`, found once for a graph without the tables `sharded`."""
+        key = (id(graph), sharded)
+        if key not in self._overheads:
+            self._overheads[key] = (graph, allocator_overhead(graph, sharded))
+        return self._overheads[key][1]
 
     def of(self, device: Device) -> PriceBook:
         """The book of a device; a new one where the database has changed since."""
@@ -90,7 +99,7 @@ def predict_graph(
     books = books or PriceBooks()
     if settings.mode == "compile":
         graph = books.fused(graph)
-    placement = place(graph, plan, ranks)
+    placement = _with_allocator(place(graph, plan, ranks), graph, books)
     changes = [parse_what_if(text) for text in settings.what_if]
     collectives = price_collectives(placement, topology)
     if changes:
@@ -110,6 +119,16 @@ def predict_graph(
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
     return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)
+
+
+def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:
+    """The placement with what PyTorch's allocator reserves on CUDA devices."""
+    if graph.target != "cuda":
+        return placement
+    sharded = frozenset(name for rank_class in placement.classes for name in rank_class.tables)
+    overhead = books.overhead(graph, sharded)
+    classes = tuple(replace(c, memory=with_overhead(c.memory, overhead)) for c in placement.classes)
+    return replace(placement, classes=classes)
 
 
 def lower_placement(
@@ -140,12 +159,31 @@ def price_collectives(placement: Placement, topology: Topology) -> dict[int, Col
 
 
 def _priced(by_instance: Mapping[int, Collective], topology: Topology) -> dict[int, CollectiveEstimate]:
-    priced: dict[CollectiveCall, CollectiveEstimate] = {}
-    calls = {instance: _call(collective) for instance, collective in by_instance.items()}
-    for call in calls.values():
-        if call not in priced:
-            priced[call] = estimate_collective(call, topology)
-    return {instance: priced[call] for instance, call in calls.items()}
+    priced: dict[tuple[CollectiveCall, tuple[tuple[int, ...], ...]], CollectiveEstimate] = {}
+    found = {}
+    for instance, collective in by_instance.items():
+        key = (_call(collective), collective.siblings)
+        if key not in priced:
+            siblings = [replace(key[0], ranks=ranks) for ranks in _near(collective, topology)]
+            alone = not siblings
+            priced[key] = (
+                estimate_collective(key[0], topology)
+                if alone
+                else estimate_concurrent((key[0], *siblings), topology)[0]
+            )
+        found[instance] = priced[key]
+    return found
+
+
+def _near(collective: Collective, topology: Topology) -> list[tuple[int, ...]]:
+    """Groups that do the same at the same time on the hosts of this one, where links between hosts may be shared."""
+    if not collective.siblings:
+        return []
+    host = {place.rank: place.host for place in topology.ranks}
+    first = [host[rank] for rank in collective.ranks]
+    if len(set(first)) == 1:
+        return []
+    return [group for group in collective.siblings if [host[rank] for rank in group] == first]
 
 
 def _call(collective: Collective) -> CollectiveCall:

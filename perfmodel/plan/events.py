@@ -74,7 +74,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak device memory of one rank (bytes) by what holds it."""
+    """Peak device memory of one rank (bytes) by what holds it.
+
+    `allocator_bytes` is what PyTorch's caching allocator reserves beyond live tensors: rounding, segments and fragments.
+    """
 
     parameters_bytes: int = 0
     gradients_bytes: int = 0
@@ -82,6 +85,7 @@ class MemoryUse:
     activations_bytes: int = 0
     buffers_bytes: int = 0
     communication_bytes: int = 0
+    allocator_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -93,6 +97,7 @@ class MemoryUse:
             + self.activations_bytes
             + self.buffers_bytes
             + self.communication_bytes
+            + self.allocator_bytes
         )
 
 

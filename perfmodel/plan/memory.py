@@ -26,7 +26,7 @@ def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1) -
 
 def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int) -> MemoryUse:
     columns = facts.storages
-    kept = ~np.isin(columns["id"], sorted(_table_storages(facts, sharded)))
+    kept = ~np.isin(columns["id"], sorted(table_storages(facts, sharded)))
     kind, size, born, dies = (columns[name][kept] for name in ("kind", "bytes", "born", "dies"))
     n_ops = len(facts.graph.ops)
     passing = np.isin(kind, [KINDS.index("gradient"), KINDS.index("activation"), KINDS.index("input")])
@@ -67,6 +67,7 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
         "optimizer state": memory.optimizer_bytes,
         "activations": memory.activations_bytes,
         "buffers": memory.buffers_bytes + memory.communication_bytes,
+        "allocator": memory.allocator_bytes,
     }
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     raise InfeasiblePlanError(
@@ -76,7 +77,7 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
     )
 
 
-def _table_storages(facts: GraphFacts, names: frozenset[str]) -> set[int]:
+def table_storages(facts: GraphFacts, names: frozenset[str]) -> set[int]:
     """Weights, gradients and states of the tables, and what their backward and optimizer ops make."""
     found: set[int] = set()
     for name in names:

@@ -8,6 +8,7 @@ as that allocator does and says what it would reserve from the device.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -139,38 +140,50 @@ class _Pool:
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
         self.reserved = 0
-        self.n_segments = 0
-        self.free_blocks: dict[tuple[int, int], int] = {}
         self.used: dict[int, tuple[int, int, int]] = {}  # by request: segment, offset, size
-        self.is_small: list[bool] = []
+        self.is_small: list[bool] = []  # by segment
+        self.by_size: dict[bool, list[tuple[int, int, int]]] = {
+            True: [],
+            False: [],
+        }  # (size, segment, offset), ascending
+        self.by_start: dict[tuple[int, int], int] = {}  # (segment, offset) of a free block -> its size
+        self.by_end: dict[tuple[int, int], int] = {}  # (segment, end) of a free block -> its offset
 
     def take(self, number: int, size: int) -> None:
         small = size <= self.allocator.small_bytes
-        fits = [
-            (length, place)
-            for place, length in self.free_blocks.items()
-            if length >= size and self.is_small[place[0]] == small
-        ]
-        if fits:
-            length, (segment, offset) = min(fits)
-            del self.free_blocks[(segment, offset)]
+        blocks = self.by_size[small]
+        fitting = bisect_left(blocks, (size, -1, -1))
+        if fitting < len(blocks):
+            length, segment, offset = blocks[fitting]
+            self._remove(segment, offset)
         else:
-            length, segment, offset = self.allocator.segment(size), self.n_segments, 0
-            self.n_segments += 1
+            length, segment, offset = self.allocator.segment(size), len(self.is_small), 0
             self.reserved += length
             self.is_small.append(small)
         rest = length - size
         if rest >= self.allocator.round_bytes if small else rest > self.allocator.small_bytes:
-            self.free_blocks[(segment, offset + size)] = rest
+            self._add(segment, offset + size, rest)
             length = size
         self.used[number] = (segment, offset, length)
 
     def free(self, number: int) -> None:
         segment, offset, length = self.used.pop(number)
-        after = self.free_blocks.pop((segment, offset + length), 0)
-        length += after
-        for (other, start), size in self.free_blocks.items():
-            if other == segment and start + size == offset:
-                offset, length = start, length + size
-                break
-        self.free_blocks[(segment, offset)] = length
+        if (segment, offset + length) in self.by_start:
+            length += self._remove(segment, offset + length)
+        before = self.by_end.get((segment, offset))
+        if before is not None:
+            length += self._remove(segment, before)
+            offset = before
+        self._add(segment, offset, length)
+
+    def _add(self, segment: int, offset: int, size: int) -> None:
+        self.by_start[segment, offset] = size
+        self.by_end[segment, offset + size] = offset
+        insort(self.by_size[self.is_small[segment]], (size, segment, offset))
+
+    def _remove(self, segment: int, offset: int) -> int:
+        size = self.by_start.pop((segment, offset))
+        del self.by_end[segment, offset + size]
+        blocks = self.by_size[self.is_small[segment]]
+        del blocks[bisect_left(blocks, (size, segment, offset))]
+        return size

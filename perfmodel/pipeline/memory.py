@@ -1,0 +1,92 @@
+"""Memory of a rank as PyTorch's caching allocator sees it: what it reserves beyond live tensors, and the curve over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfmodel.graph import Graph
+from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.plan.events import Event, MemoryUse
+from perfmodel.plan.facts import facts_of
+from perfmodel.plan.memory import table_storages
+from perfmodel.sim.memory import PYTORCH, Allocation, MemoryCurve, memory_over_time, reserved_bytes
+from perfmodel.sim.timeline import Timeline
+
+
+def allocator_overhead(graph: Graph, sharded: frozenset[str]) -> tuple[int, int]:
+    """Bytes that the allocator reserves beyond the live peak, and that peak, of everything but the tables `sharded`.
+
+    Rounding of requests, segments cut for them, and fragments that no later request fits.
+    """
+    allocations = _allocations(graph, sharded, range(len(graph.ops)), len(graph.ops))
+    peak = _peak_bytes(allocations, len(graph.ops))
+    return max(reserved_bytes(allocations, PYTORCH) - peak, 0), peak
+
+
+def with_overhead(memory: MemoryUse, overhead: tuple[int, int]) -> MemoryUse:
+    """A rank's memory with the allocator's part: that of the graph, or the same share where the rank holds less than it."""
+    extra, peak = overhead
+    share = extra / peak if peak else 0.0
+    return replace(memory, allocator_bytes=min(extra, round(share * memory.total_bytes)))
+
+
+def memory_curve(
+    lowered: LoweredClass, cls: int, timeline: Timeline, graph: Graph, sharded: frozenset[str]
+) -> MemoryCurve:
+    """Bytes in use over the simulated iteration on a rank of class `cls`, what the plan itself adds left out.
+
+    A storage lives from the first task of the event of the op that makes it to the last task of the event it dies after.
+    """
+    first_task = _first_tasks(lowered)
+    n_tasks = len(lowered.tasks)
+    place = _tasks_of_ops(lowered.rank_class.events, first_task, len(graph.ops), n_tasks)
+    return memory_over_time(timeline, cls, _allocations(graph, sharded, place, n_tasks), PYTORCH)
+
+
+def _allocations(graph: Graph, sharded: frozenset[str], place: Sequence[int], end: int) -> list[Allocation]:
+    """Lifetimes of the graph's storages, op i standing at `place[i]` of `end` places."""
+    gone = table_storages(facts_of(graph), sharded)
+    n_ops, found = len(graph.ops), []
+    for storage in graph.storages:
+        if storage.id in gone:
+            continue
+        born = place[storage.born] if storage.born >= 0 else -1
+        dies = None if storage.dies >= n_ops else max(place[storage.dies], born, 0)
+        found.append(Allocation(bytes=storage.bytes, born=min(born, end - 1), dies=dies))
+    return found
+
+
+def _peak_bytes(allocations: Sequence[Allocation], n_places: int) -> int:
+    change = [0] * (n_places + 2)
+    for a in allocations:
+        change[a.born + 1] += a.bytes
+        if a.dies is not None:
+            change[a.dies + 2] -= a.bytes
+    peak = live = 0
+    for delta in change:
+        live += delta
+        peak = max(peak, live)
+    return peak
+
+
+def _first_tasks(lowered: LoweredClass) -> list[int]:
+    """First task of each event, or of the next event that has one."""
+    first = [len(lowered.tasks) - 1] * len(lowered.rank_class.events)
+    for task, event in reversed(list(enumerate(lowered.tasks.event.tolist()))):
+        first[event] = task
+    for number in range(len(first) - 2, -1, -1):
+        first[number] = min(first[number], first[number + 1])
+    return first
+
+
+def _tasks_of_ops(events: Sequence[Event], first_task: Sequence[int], n_ops: int, n_tasks: int) -> list[int]:
+    """For each op of the graph the task of its event; an op that the rank does not run stands with the next it does."""
+    place = [-1] * n_ops
+    for number, event in enumerate(events):
+        if event.op is not None and event.op.id >= 0:
+            place[event.op.id] = first_task[number]
+    following = n_tasks - 1
+    for op in range(n_ops - 1, -1, -1):
+        following = place[op] = place[op] if place[op] >= 0 else following
+    return place
