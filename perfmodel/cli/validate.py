@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 import click
 
+from perfmodel.errors import ConfigError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perfmodel.pipeline.prediction import Prediction
+    from perfmodel.validate.live import LiveSettings
+    from perfmodel.validate.live_cases import LiveCase
+    from perfmodel.validate.run_suite import CaseResult
     from perfmodel.validate.suite import Case
 
 
-@click.command(epilog="Example: perfmodel validate transformers_gpu --max-error 0.1")
-@click.argument("suite")
+@click.command(
+    epilog="Examples: perfmodel validate transformers_gpu --max-error 0.1; perfmodel validate --live --ranks 2"
+)
+@click.argument("suite", required=False)
+@click.option("--live", is_flag=True, help="Train models on this machine instead, and compare with those times.")
+@click.option(
+    "--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="With --live: what trains."
+)
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With --live: processes joined by gloo."
+)
+@click.option("--cases", default="*", show_default=True, help="Only cases whose name matches (* and ? are wildcards).")
+@click.option("--attribute", is_flag=True, help="With --live: rank operators by their share of each case's error.")
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0),
@@ -22,22 +41,38 @@ if TYPE_CHECKING:
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option("--markdown", is_flag=True, help="Print Markdown instead of the table.")
-def validate(suite: str, max_error: float | None, db: str | None, *, as_json: bool, markdown: bool) -> None:
+def validate(
+    suite: str | None, max_error: float | None, db: str | None, *, as_json: bool, markdown: bool, **options: object
+) -> None:
     """Predict every case of SUITE (a shipped name or a CSV file) and compare with what was measured.
 
     Exit code 1 if a case cannot be predicted or the mean error is above --max-error.
     """
     from perfmodel.report.validation import render_markdown, render_validation, validation_json
-    from perfmodel.validate.run_suite import run_suite, score_suite
+    from perfmodel.validate.run_suite import score_suite
+
+    if (suite is None) != bool(options["live"]):
+        raise ConfigError("validate: needs a SUITE or --live, one of them")
+    if suite is None:
+        name, results = _live(options, db)
+    else:
+        name, results = _suite(suite, str(options["cases"]), db)
+    if not results:
+        raise ConfigError(f"--cases: no case matches {options['cases']!r}")
+    score = score_suite(results)
+    render = validation_json if as_json else render_markdown if markdown else render_validation
+    click.echo(render(name, results, score).rstrip("\n"))
+    if not score.passes(max_error):
+        sys.exit(1)
+
+
+def _suite(suite: str, pattern: str, db: str | None) -> tuple[str, Sequence[CaseResult]]:
+    from perfmodel.validate.run_suite import run_suite
     from perfmodel.validate.suite import load_suite
 
     loaded = load_suite(suite)
-    results = run_suite(loaded.cases, lambda case: predict_case(case, db))
-    score = score_suite(results)
-    render = validation_json if as_json else render_markdown if markdown else render_validation
-    click.echo(render(loaded.name, results, score).rstrip("\n"))
-    if not score.passes(max_error):
-        sys.exit(1)
+    cases = [case for case in loaded.cases if fnmatch(case.name, pattern)]
+    return loaded.name, run_suite(cases, lambda case: predict_case(case, db))
 
 
 def predict_case(case: Case, db: str | None = None) -> Prediction:
@@ -56,3 +91,50 @@ def predict_case(case: Case, db: str | None = None) -> Prediction:
         bounds=False,
         db=db,
     )
+
+
+def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
+    """Trains and predicts the live cases on this machine; progress and attributions go to stderr and stdout."""
+    from perfmodel.api import predict
+    from perfmodel.validate.live import live_settings, live_topology, run_live
+    from perfmodel.validate.live_cases import live_cases
+
+    n_ranks = int(str(options["ranks"]))
+    if options["attribute"] and n_ranks > 1:
+        raise ConfigError("--attribute: goes with one rank")
+    settings = live_settings(_calibrated(str(options["device"]), db), n_ranks)
+    topology = live_topology(n_ranks)
+    cases = [case for case in live_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))]
+    results = run_live(
+        cases,
+        settings,
+        lambda case: predict(case.model, topology, case.plan, bounds=False, db=db),
+        lambda words: click.echo(words, err=True),
+    )
+    if options["attribute"]:
+        _attribute(cases, settings, db)
+    return f"live {options['device']}, {n_ranks} ranks of {settings.n_threads} threads", results
+
+
+def _attribute(cases: Sequence[LiveCase], settings: LiveSettings, db: str | None) -> None:
+    from perfmodel.api import predict_run
+    from perfmodel.report.validation import render_gaps
+    from perfmodel.validate.attribute import attribute
+
+    for case in cases:
+        run = predict_run(case.model, settings.topology, case.plan, bounds=False, db=db)
+        click.echo(render_gaps(case.name, attribute(run, case.model, settings.n_threads)))
+
+
+def _calibrated(name: str, db: str | None) -> int:
+    """Cores of the device, which is calibrated first if it has no fits yet."""
+    from perfmodel.db import load_device
+
+    device = load_device(name, db)
+    if not device.fits:
+        from perfmodel.cli.calibrate import kernels
+
+        click.echo(f"{name} has no calibration yet: measuring it first", err=True)
+        kernels.main(args=["--device", name, *(["--out", db] if db else [])], standalone_mode=False)
+        device = load_device(name, db)
+    return device.n_sms

@@ -9,7 +9,9 @@ from io import StringIO
 from typing import Any
 
 from perfmodel.pipeline.prediction import PathShare
+from perfmodel.report.listing import render_rows
 from perfmodel.units import format_percent, format_time
+from perfmodel.validate.attribute import OpGap
 from perfmodel.validate.run_suite import CaseResult, SuiteScore
 
 SCHEMA_VERSION = 1
@@ -55,6 +57,27 @@ def validation_json(name: str, results: Sequence[CaseResult], score: SuiteScore)
     return json.dumps(body, indent=2)
 
 
+def render_gaps(title: str, gaps: Sequence[OpGap], n_rows: int = 15) -> str:
+    """Operators by how much of a step's error they are: predicted and measured time of a step, calls, gap."""
+    total_s = sum(gap.measured_s for gap in gaps)
+    rows = [
+        {
+            "operator": gap.name,
+            "predicted": format_time(gap.predicted_s),
+            "measured": format_time(gap.measured_s),
+            "calls": f"{gap.calls[0]:g} / {gap.calls[1]:g}",
+            "gap": _signed(gap.gap_s / total_s),
+        }
+        for gap in gaps[:n_rows]
+    ]
+    error = sum(gap.gap_s for gap in gaps) / total_s
+    return f"{title}: step error {_signed(error)}; largest gaps as shares of the step\n{render_rows(rows)}"
+
+
+def _signed(fraction: float) -> str:
+    return f"{'+' if fraction >= 0 else '-'}{format_percent(abs(fraction))}"
+
+
 def _case_dict(result: CaseResult) -> dict[str, Any]:
     case = asdict(result.case)
     return {
@@ -82,7 +105,7 @@ def _cells(result: CaseResult, header: Sequence[str]) -> list[str]:
     if result.predicted_s is None or result.low_s is None or result.high_s is None or result.error is None:
         return [result.case.name, "failed", "-", measured, "-", *noise, result.reason]
     span = f"{format_time(result.low_s)} to {format_time(result.high_s)}"
-    error = f"{'+' if result.error >= 0 else '-'}{format_percent(abs(result.error))}"
+    error = _signed(result.error)
     return [
         result.case.name, format_time(result.predicted_s), span, measured, error, *noise, _cause_text(result.cause)
     ]  # fmt: skip

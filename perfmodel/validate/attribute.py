@@ -1,0 +1,105 @@
+"""Where a live prediction goes wrong: measured times of operators (torch.profiler) beside predicted ones, by operator.
+
+An operator's measured time is its self time on the host thread per step, the profiler's own cost left out as far as it is
+known: what the profiled steps take longer than unprofiled ones is spread over operators by their number of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from perfmodel.pipeline.run import Run
+from perfmodel.units import US_PER_S
+from perfmodel.validate.train import plain_step, real_model, timed
+
+PROFILED_STEPS = 10
+OTHER = "(outside operators)"  # Python, autograd and whatever the profiler saw no operator for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGap:
+    """All calls of one operator in a step: predicted and measured time (s); `calls` as predicted, as measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    calls: tuple[float, float]
+
+    @property
+    def gap_s(self) -> float:
+        """Predicted minus measured (s)."""
+        return self.predicted_s - self.measured_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledOps:
+    """Step time (s) without the profiler and, by operator, (self time in s, calls) of one step."""
+
+    step_s: float
+    by_name: Mapping[str, tuple[float, float]]
+
+
+def attribute(run: Run, model: Mapping[str, Any], n_threads: int, budget_s: float = 1.0) -> tuple[OpGap, ...]:
+    """Gaps by operator of a one-process CPU prediction, largest first; their sum is the error of the step."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        profiled = pool.submit(profile, model, n_threads, budget_s).result()
+    return gaps(predicted_ops(run), profiled)
+
+
+def predicted_ops(run: Run) -> dict[str, tuple[float, float]]:
+    """Time (s) and calls of each operator on the first rank class, by aten name; host work of an op is part of it."""
+    lowered = run.classes[0]
+    found: dict[str, tuple[float, float]] = {}
+    time_s = np.bincount(lowered.tasks.event, weights=lowered.tasks.time_s, minlength=len(lowered.rank_class.events))
+    for event, spent_s in zip(lowered.rank_class.events, time_s.tolist(), strict=True):
+        name = event.op.name if event.op is not None else event.label
+        before = found.get(name, (0.0, 0.0))
+        found[name] = (before[0] + spent_s, before[1] + 1.0)
+    return found
+
+
+def gaps(predicted: Mapping[str, tuple[float, float]], profiled: ProfiledOps) -> tuple[OpGap, ...]:
+    """Predicted beside measured by operator, largest gap first, with what lies outside operators as a row of its own."""
+    inside_s = sum(spent_s for spent_s, _ in profiled.by_name.values())
+    measured = {**profiled.by_name, OTHER: (profiled.step_s - inside_s, 0.0)}
+    rows = [
+        OpGap(
+            name=name,
+            predicted_s=predicted.get(name, (0.0, 0.0))[0],
+            measured_s=measured.get(name, (0.0, 0.0))[0],
+            calls=(predicted.get(name, (0.0, 0.0))[1], measured.get(name, (0.0, 0.0))[1]),
+        )
+        for name in {**predicted, **measured}
+    ]
+    return tuple(sorted(rows, key=lambda row: (-abs(row.gap_s), row.name)))
+
+
+def profile(model: Mapping[str, Any], n_threads: int, budget_s: float) -> ProfiledOps:
+    """Self times of a model's operators in this process, as means over steps under the profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    torch.set_num_threads(n_threads)
+    step = plain_step(real_model(model))
+    plain = timed(step, budget_s)
+    with torch_profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for _ in range(PROFILED_STEPS):
+            step()
+    return ProfiledOps(step_s=plain.median_s, by_name=_self_times(recorded.key_averages(), plain.median_s))
+
+
+def _self_times(rows: Sequence[Any], step_s: float) -> dict[str, tuple[float, float]]:
+    """Seconds and calls a step of `aten::` rows; together no longer than the step without a profiler."""
+    kept = [row for row in rows if row.key.startswith("aten::")]
+    calls = {row.key: row.count / PROFILED_STEPS for row in kept}
+    self_s = {row.key: row.self_cpu_time_total / US_PER_S / PROFILED_STEPS for row in kept}
+    excess_s = max(sum(self_s.values()) - step_s, 0.0)
+    each_s = excess_s / (sum(calls.values()) or 1.0)
+    return {name.replace("::", "."): (max(self_s[name] - each_s * calls[name], 0.0), calls[name]) for name in self_s}

@@ -1,0 +1,118 @@
+"""Live comparison: predicts and really trains a set of models on this machine, in processes of their own.
+
+Rounds over all cases alternate prediction and measurement. A case's measured time is the median of its blocks' medians, its
+noise the largest relative distance of a block from it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+from perfmodel.config import TopologySpec, load_topology
+from perfmodel.pipeline.prediction import Prediction
+from perfmodel.validate.live_cases import LiveCase
+from perfmodel.validate.run_suite import CaseResult, run_case
+from perfmodel.validate.suite import Case
+from perfmodel.validate.train import measure
+from perfmodel.validate.train_ranks import run_rank
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSettings:
+    """Ranks, threads of each rank, the shipped topology they make, and seconds for one block of steps."""
+
+    n_ranks: int = 1
+    n_threads: int = 2
+    topology: str = "cpu"
+    block_s: float = 1.0
+
+
+def live_settings(n_cores: int, n_ranks: int) -> LiveSettings:
+    """Each rank has an equal part of the cores, at least one."""
+    return LiveSettings(n_ranks=n_ranks, n_threads=max(1, n_cores // n_ranks), topology=live_topology(n_ranks).name)
+
+
+def live_topology(n_ranks: int) -> TopologySpec:
+    """`n_ranks` processes on this machine's CPU, joined by its loopback."""
+    one = load_topology("cpu")
+    if n_ranks == 1 or one.node is None or one.node.cpus is None:
+        return one
+    cpus = one.node.cpus.model_copy(update={"ranks": n_ranks})
+    return one.model_copy(update={"name": f"cpu_x{n_ranks}", "node": one.node.model_copy(update={"cpus": cpus})})
+
+
+def run_live(
+    cases: Sequence[LiveCase],
+    settings: LiveSettings,
+    predict: Callable[[LiveCase], Prediction],
+    done: Callable[[str], None] | None = None,
+) -> tuple[CaseResult, ...]:
+    """The results of all cases; `done` hears in words what has been finished."""
+    blocks: dict[str, list[float]] = {case.name: [] for case in cases}
+    predicted: dict[str, Prediction] = {}
+    for number in range(ROUNDS):
+        for case in cases:
+            if case.name not in predicted:
+                predicted[case.name] = predict(case)
+            blocks[case.name].append(measure_case(case, settings, predicted[case.name]))
+        if done is not None:
+            done(f"round {number + 1} of {ROUNDS} done")
+    return tuple(_result(case, settings, blocks[case.name], predicted[case.name]) for case in cases)
+
+
+def measure_case(case: LiveCase, settings: LiveSettings, prediction: Prediction) -> float:
+    """Median step time (s) of one block. Raises GraphError if the training processes fail."""
+    n_ranks = settings.n_ranks
+    with ProcessPoolExecutor(n_ranks, mp_context=get_context("spawn")) as pool:
+        if n_ranks == 1:
+            return pool.submit(measure, case.model, settings.n_threads, settings.block_s).result().median_s
+        with tempfile.TemporaryDirectory() as folder:
+            owners = table_owners(prediction)
+            given = (n_ranks, str(Path(folder) / "store"), case.model, owners, (settings.n_threads, settings.block_s))
+            running = [pool.submit(run_rank, rank, *given) for rank in range(n_ranks)]
+            return max(found.result().median_s for found in running)
+
+
+def table_owners(prediction: Prediction) -> tuple[int, ...]:
+    """The rank that the plan gave each embedding table, in the model's order of tables."""
+    owner = {table: summary.ranks[0] for summary in prediction.ranks for table in summary.tables}
+    numbered = {int(name.rpartition(".weight")[0].rpartition(".t")[2]): rank for name, rank in owner.items()}
+    return tuple(numbered[table] for table in range(len(numbered)))
+
+
+def _result(case: LiveCase, settings: LiveSettings, blocks_s: Sequence[float], prediction: Prediction) -> CaseResult:
+    measured_s = median(blocks_s)
+    noise = max(abs(block_s / measured_s - 1.0) for block_s in blocks_s)
+    row = Case(
+        name=case.name,
+        model=str(case.model.get("kind")),
+        topology=settings.topology,
+        plan=case.plan,
+        batch_per_rank=prediction.batch_per_rank,
+        seq_len=None,
+        precision=prediction.precision,
+        mode="eager",
+        phase="train",
+        measured_s=measured_s,
+        weight=1.0,
+        source=f"live, {time.strftime('%Y-%m-%d')}",
+        note=f"{settings.n_ranks} ranks of {settings.n_threads} threads; median of {len(blocks_s)} blocks",
+    )
+    result = run_case(row, lambda _: prediction)
+    return CaseResult(
+        case=row,
+        predicted_s=result.predicted_s,
+        low_s=result.low_s,
+        high_s=result.high_s,
+        cause=result.cause,
+        noise=noise,
+    )
