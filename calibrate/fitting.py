@@ -141,14 +141,14 @@ def fit_segment(
     """Fits law and correction on the rows that are not held out, and scores both on those that are."""
     train = rows.where(~rows.heldout)
     parameters = fit_law(train, device, law, bounds, fixed)
-    parameters |= {"compute_capability": float(device.compute_capability or 0)}
+    parameters |= {"compute_capability": 0.0 if device.kind == "cpu" else float(device.compute_capability or 0)}
     fit_range = _ranges(law(_bare(parameters), train.calls, device).ranged)
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range=fit_range, heldout={}, n_rows=len(train))
     # The law reads the range as well (a product outside it may be turned round): features come from the final segment.
     result = law(as_segment("", bare), train.calls, device)
     arrays = fit_trees(result.features, *_targets(result.time_s, train, parameters))
     fitted = SegmentFit(parameters=parameters, arrays=arrays, fit_range=fit_range, heldout={}, n_rows=len(train))
-    return _with_heldout(fitted, rows.where(rows.heldout), device, law)
+    return with_heldout(fitted, rows.where(rows.heldout), device, law)
 
 
 def _targets(time_s: Floats, rows: Rows, parameters: Mapping[str, float]) -> tuple[Floats, Floats]:
@@ -168,7 +168,8 @@ def _ranges(ranged: Mapping[str, Floats]) -> dict[str, tuple[float, float]]:
     return {name: (float(values.min()), float(values.max())) for name, values in ranged.items()}
 
 
-def _with_heldout(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> SegmentFit:
+def with_heldout(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> SegmentFit:
+    """The fit with its errors on rows it has not seen, and the range of estimates that follows from them."""
     predicted = predict_s(fit, rows, device, law)
     ratio = rows.measured_s / predicted
     low, high = np.quantile(ratio, [LOW_QUANTILE, HIGH_QUANTILE])
@@ -194,9 +195,12 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
     }
 
 
-def fit_trees(features: Floats, target: Floats, weight: Floats) -> dict[str, NDArray[np.generic]]:
-    """Boosted regression trees as the arrays that `evaluate_trees` reads."""
-    n_trees = MANY_TREES if len(target) >= MANY_ROWS else SOME_TREES
+def fit_trees(
+    features: Floats, target: Floats, weight: Floats, *, n_trees: int | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """Boosted regression trees as the arrays that `evaluate_trees` reads; how many follows from the rows unless given."""
+    if n_trees is None:
+        n_trees = MANY_TREES if len(target) >= MANY_ROWS else SOME_TREES
     model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **TREES)
     model.fit(features, target, sample_weight=weight)
     # scikit-learn has no public access to the nodes of its trees.

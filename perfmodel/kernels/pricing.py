@@ -113,8 +113,13 @@ def work(op: Op) -> Work:
 def price(ops: Iterable[Op], device: Device) -> list[tuple[Estimate, ...]]:
     """Estimates of the kernels of each op on `device`, in the order of `calls_of`; () for an op without kernels.
 
-    Each family prices all its calls at once. A family without a law is priced by the datasheet roofline.
+    Each family prices all its calls at once. A family without a law is priced by the datasheet roofline. On a CPU an op is
+    one whole call, priced in its place among `ops` (see `cpu_law`): one estimate an op.
     """
+    if device.kind == "cpu":
+        from perfmodel.kernels.cpu_law import price_step  # it asks this module for calls
+
+        return price_step(list(ops), device)
     recall = _MEMORY.calls
     per_op = [recall(op) for op in ops]
     distinct = {id(calls): calls for calls in per_op}
@@ -128,6 +133,18 @@ def price_calls(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
     registered_rules()
     priced = _price_calls([tuple(calls)], device)
     return [priced[id(call)] for call in calls]
+
+
+def _has_own_law(family: str, device: Device) -> bool:
+    """False if the device's fit of the family is of whole operators on a CPU, which the family's law cannot read."""
+    fit = device.fits.get(family)
+    return fit is None or not fit.law.startswith("cpu/")
+
+
+def price_apart(groups: Sequence[Calls], device: Device) -> list[tuple[Estimate, ...]]:
+    """Estimates of groups of calls, each call by its family's law."""
+    priced = _price_calls(groups, device)
+    return [tuple(priced[id(call)] for call in calls) for calls in groups]
 
 
 def _price_calls(groups: Iterable[Calls], device: Device) -> dict[int, Estimate]:
@@ -157,7 +174,7 @@ class _Answers:
         self.by_device[id(device)] = (device, families)  # last asked, last in order
         if len(self.by_device) > MAX_REMEMBERED_DEVICES:
             del self.by_device[next(iter(self.by_device))]
-        law = FAMILIES.get(family, roofline)
+        law = FAMILIES.get(family, roofline) if _has_own_law(family, device) else roofline
         known = families.get(family)
         if known is None or known.law is not law or len(known.estimates) > MAX_REMEMBERED_CALLS:
             known = families[family] = _FamilyAnswers(law)

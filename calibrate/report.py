@@ -1,0 +1,46 @@
+"""What a calibration says of itself: errors per family and operator, and predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfmodel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from calibrate.fit_cpu import FamilyReport
+
+
+def render(reports: Sequence[FamilyReport], *, per_operator: bool = True) -> str:
+    """A table of held-out errors: rows, median and p90 of |predicted / measured - 1| in percent."""
+    lines = [f"{'family':12s} {'operator':44s} {'rows':>5s} {'held out':>8s} {'median':>8s} {'p90':>8s}"]
+    for report in reports:
+        lines.append(_line(report.family, "all", report.n_rows, report.error))
+        if per_operator:
+            lines += [_line("", key, n, error) for key, (n, error) in sorted(report.by_operator.items())]
+    return "\n".join(lines)
+
+
+def _line(family: str, name: str, n_rows: int, error: np.ndarray) -> str:
+    median, p90 = (f"{100 * np.quantile(error, q):7.1f}%" for q in (0.5, 0.9)) if error.size else ("", "")
+    return f"{family:12s} {name:44s} {n_rows:5d} {error.size:8d} {median:>8s} {p90:>8s}"
+
+
+def plot_rows(reports: Sequence[FamilyReport], path: Path, title: str) -> None:
+    """Predicted against measured times of held-out rows, one colour a family. Raises ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot: needs matplotlib; pip install 'perfmodel[plot]'") from error
+    figure = Figure(figsize=(7, 7))
+    axes = figure.add_subplot()
+    for report in reports:
+        axes.loglog(report.measured_s, report.predicted_s, ".", markersize=4, label=report.family)
+    low, high = axes.get_xlim()
+    axes.plot([low, high], [low, high], "k-", linewidth=0.8)
+    axes.set(xlabel="measured (s)", ylabel="predicted (s)", title=f"{title}: held-out cases")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)

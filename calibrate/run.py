@@ -1,0 +1,58 @@
+"""One calibration of one device, as the command line runs it: settings, measuring, tables, fits, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from calibrate.fit_cpu import FamilyReport, fit_table
+from calibrate.kernels import Settings, check_families, device_title, measure, tables
+from calibrate.report import plot_rows, render
+from perfmodel.db.fits import write_fit
+from perfmodel.db.loading import db_root, load_device
+from perfmodel.errors import MissingCalibrationError
+
+__all__ = ["fit", "measure", "render", "settings_of"]
+
+
+def settings_of(
+    device_name: str,
+    *,
+    families: Sequence[str],
+    limit_s: float,
+    out: Path | None,
+    share: float,
+    n_threads: int | None,
+) -> Settings:
+    """Settings of a run. `cuda` means the GPU that torch sees. Raises ConfigError or MissingCalibrationError."""
+    chosen = check_families(families)
+    device = load_device(_cuda_name() if device_name == "cuda" else device_name)
+    return Settings(
+        device=device,
+        families=chosen,
+        out=out or db_root() / device.name,
+        share=share,
+        limit_s=limit_s,
+        n_threads=n_threads or device.n_sms,
+    )
+
+
+def _cuda_name() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingCalibrationError("--device cuda: torch sees no GPU here; --device cpu needs none")
+    return device_title("cuda")
+
+
+def fit(settings: Settings, *, plot: Path | None) -> list[FamilyReport]:
+    """Writes the tables of all rounds so far and the fits to them; returns each family's errors."""
+    reports: list[FamilyReport] = []
+    for family in tables(settings):
+        report = fit_table(settings.out / f"{family}.csv", settings.device)
+        if report is not None:
+            write_fit(settings.out, report.fit)
+            reports.append(report)
+    if plot is not None:
+        plot_rows(reports, plot, settings.device.title)
+    return reports

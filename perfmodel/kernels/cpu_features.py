@@ -1,0 +1,253 @@
+"""What the CPU's law reads of an op: one kernel call an op, for a CPU runs an operator as one whole call.
+
+Features:
+
+- `work`: FLOPs of a product, convolution or attention; else the larger of input and output elements; looked-up elements of
+  an embedding.
+- `m`, `n`, `k`, `batch`, `trans_a`, `trans_b`: of products (others: columns, rows, 1).
+- `columns`, `rows`: last dimension of the largest tensor, and the product of the others.
+- `shared_bytes`, `memory_bytes`, `fresh_bytes`: bytes that come from the last-level cache, from memory, and in new pages
+  (see `cpu_memory`).
+- `in_bytes`, `out_bytes`, `n_tensors`, `strided` (an input's innermost dimension is not the output's), `broadcast`.
+- `kind`, `taps`, `stride`: of convolutions; `causal`, `head_dim`: of attention; `lookups`, `pooling`: of embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.estimate import Work
+from perfmodel.graph import Op, TensorSpec
+from perfmodel.kernels.copy import innermost, touched_bytes
+from perfmodel.kernels.cpu_memory import Reach, level_bytes
+from perfmodel.kernels.embedding import Lookups
+from perfmodel.kernels.pricing import SPARSE_ARGUMENT, calls_of
+from perfmodel.kernels.registry import KernelCall
+from perfmodel.units import MEBI
+
+LINE_BYTES = 64
+# Zen 4: 1 MiB of private L2 a core (AMD EPYC 9004 Series Architecture Overview, 58015-1.3).
+PRIVATE_BYTES = 1 * MEBI
+# Size at which half of a working set is lost to the last-level cache, as a share of it, and how sharply it is lost:
+# `mul_` of one tensor reads and writes 340 GB/s up to 16 MiB, 139 at 24, 104 at 32, 68 at 48 and 53 from 80 MiB on
+# (2 threads, torch 2.13, measured 2026-11-29).
+SHARED_FRAC = 1.06
+SHARPNESS = 2.9
+TABLE_OPS = frozenset({"aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding"})
+LOSSES = frozenset(
+    {"aten._embedding_bag_backward", "aten._embedding_bag_dense_backward", "aten._embedding_bag_sparse_backward"}
+)
+
+
+NARROW = 16  # one vector of single precision on AVX-512
+_BAG_BACKWARD = frozenset({"_embedding_bag_backward"})
+_PRODUCTS: Mapping[str, str] = {"mm": "product", "addmm": "product", "bmm": "bmm", "baddbmm": "bmm"}
+_IMAGES = frozenset({
+    "native_batch_norm", "native_batch_norm_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
+    "convolution", "convolution_backward",
+})  # fmt: skip
+_BROADCAST = frozenset({"add", "mul", "sub", "div"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a table is read: what extraction noted on its lookups."""
+
+    zipf_exponent: float = 0.0
+    histogram: tuple[tuple[float, float], ...] = ()
+
+
+def op_key(op: Op) -> str:
+    """Segment of the op: its operator, and the form that makes it another loop.
+
+    `_sparse`: an argument is a sparse tensor. `_row`: an input is broadcast. Products: `_nn`, `_tn`, `_nt` by layout, with
+    `narrow_` before it where a side is at most NARROW (a matrix times a few vectors). `_last`: channels are contiguous.
+    """
+    name = op.name.removeprefix("aten.").replace(".", "_")
+    if any(argument.endswith(SPARSE_ARGUMENT) for argument in op.input_names):
+        return f"{name}_sparse"
+    if name in _BAG_BACKWARD:
+        return f"{name}_sparse" if op.attrs.get("sparse") else f"{name}_dense"
+    if name in _PRODUCTS:
+        calls = calls_of(op)
+        return _product_key(_PRODUCTS[name], calls[0].features) if calls else name
+    largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
+    if name in _IMAGES and largest is not None and _channels_last(largest):
+        return f"{name}_last"
+    out = op.outputs[0].n_elems if op.outputs else 0
+    is_row = name in _BROADCAST and any(1 < spec.n_elems < out for spec in op.inputs)
+    return f"{name}_row" if is_row else name
+
+
+def _product_key(name: str, f: Mapping[str, float]) -> str:
+    layout = ("t" if f["trans_a"] else "n") + ("t" if f["trans_b"] else "n")
+    narrow = "narrow_" if name == "product" and min(f["m"], f["n"]) <= NARROW else ""
+    return f"{narrow}{name}_{layout}"
+
+
+def _channels_last(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 4 and spec.shape[1] > 1 and spec.strides[1] == 1 and math.prod(spec.shape[2:]) > 1
+
+
+def accesses(ops: Sequence[Op]) -> dict[int, Access]:
+    """Per storage of a table: how its rows are drawn."""
+    found = {}
+    for op in ops:
+        if op.name in TABLE_OPS:
+            pairs = tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ())
+            exponent = float(op.attrs.get("zipf_exponent") or 0.0)
+            found[op.inputs[0].storage] = Access(zipf_exponent=exponent, histogram=pairs)
+    return found
+
+
+def table_lookups(op: Op, known: Mapping[int, Access]) -> Lookups | None:
+    """The lookups of an op that reads or updates rows of a table (its first input); None for every other op."""
+    if op.name in TABLE_OPS:
+        n_lookups = float(op.inputs[1].n_elems)
+    elif op_key(op) == "add__sparse":
+        n_lookups = float(op.inputs[1].shape[-1])
+    else:
+        return None
+    table = op.inputs[0]
+    access = known.get(table.storage) or Access(
+        zipf_exponent=float(op.attrs.get("zipf_exponent") or 0.0),
+        histogram=tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ()),
+    )
+    return Lookups(
+        rows=table.shape[0],
+        n_lookups=n_lookups,
+        n_bags=op.outputs[0].shape[0] if op.outputs else 1,
+        row_bytes=table.shape[-1] * table.itemsize_bytes,
+        zipf_exponent=access.zipf_exponent,
+        histogram=access.histogram,
+    )
+
+
+def rows_bytes(lookups: Lookups) -> float:
+    """Bytes of the distinct rows a batch touches, in whole cache lines."""
+    return lookups.unique * _line_bytes(lookups)
+
+
+def _line_bytes(lookups: Lookups) -> float:
+    return math.ceil(lookups.row_bytes / LINE_BYTES) * LINE_BYTES
+
+
+def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float) -> KernelCall:
+    """The op as the law reads it; `shared_bytes` is the size of the last-level cache."""
+    sizes = {"private": float(PRIVATE_BYTES), "shared": SHARED_FRAC * shared_bytes}
+    calls = calls_of(op)
+    flops = sum(call.work.flops for call in calls)
+    features = _sizes(op)
+    from_shared, from_memory = level_bytes(reach, sizes, SHARPNESS)
+    features |= {"shared_bytes": from_shared, "memory_bytes": from_memory, "fresh_bytes": reach.fresh_bytes}
+    first = calls[0].features if calls else {}
+    family = calls[0].family if calls else "unmodelled"
+    if family in ("gemm", "conv", "attention"):
+        features |= _product(family, first, op.attrs)
+        features["work"] = float(flops)
+        features["kernels"] = float(len(calls))
+    if lookups is not None:
+        features |= _table(lookups, reach, sizes)
+    elif op.name in LOSSES:
+        lookups_n = float(op.inputs[1].n_elems)
+        dim = op.inputs[0].shape[-1]
+        features |= {"lookups": lookups_n, "pooling": lookups_n / max(op.inputs[0].shape[0], 1), "columns": float(dim)}
+        features["work"] = lookups_n * dim + (
+            0.0 if op.attrs.get("sparse") else float(op.attrs.get("num_weights") or 0) * dim
+        )
+    moved = Work(flops=flops, read_bytes=int(features["in_bytes"]), write_bytes=int(features["out_bytes"]))
+    dtype = op.inputs[0].dtype if op.inputs else "float32"
+    return KernelCall(family=family, work=moved, dtype=dtype, pipe="fp32", features=features)
+
+
+def _sizes(op: Op) -> dict[str, float]:
+    largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
+    columns = float(_columns(largest, image=op.name.removeprefix("aten.") in _IMAGES)) if largest is not None else 1.0
+    elems = float(largest.n_elems) if largest is not None else 1.0
+    out = op.outputs[0] if op.outputs else (op.inputs[0] if op.inputs else None)
+    out_elems = float(out.n_elems) if out is not None else 1.0
+    touched = max((touched_bytes(s) / s.itemsize_bytes for s in op.inputs), default=0.0)
+    return {
+        "work": max(touched, out_elems, 1.0),
+        "columns": columns,
+        "rows": elems / max(columns, 1.0),
+        "in_bytes": float(sum(touched_bytes(s) for s in op.inputs)),
+        "out_bytes": float(sum(s.bytes for s in op.outputs)),
+        "out_elems": out_elems,
+        "n_tensors": float(len([s for s in op.inputs if s.n_elems > 1])),
+        "strided": float(out is not None and any(_is_strided(s, out) for s in op.inputs)),
+        "broadcast": float(any(1 < s.n_elems < out_elems for s in op.inputs)),
+    }
+
+
+def _columns(spec: TensorSpec, *, image: bool) -> int:
+    """Elements of a row: the last dimension; of an image, what lies together of one channel or pixel."""
+    if image and len(spec.shape) == 4:
+        return spec.shape[1] if _channels_last(spec) else spec.shape[2] * spec.shape[3]
+    return spec.shape[-1] if spec.shape else 1
+
+
+def _is_strided(spec: TensorSpec, out: TensorSpec) -> bool:
+    if spec.n_elems <= 1 or len(spec.shape) != len(out.shape):
+        return False
+    return innermost(spec) != innermost(out)
+
+
+def _product(family: str, first: Mapping[str, float], attrs: Mapping[str, Any]) -> dict[str, float]:
+    if family == "gemm":
+        names = ("m", "n", "k", "batch", "trans_a", "trans_b", "bias")
+        return {name: first[name] for name in names} | {"rows": first["batch"]}
+    if family == "attention":
+        return {
+            "m": first["q_len"],
+            "n": first["kv_len"],
+            "k": first["head_dim"],
+            "batch": first["batch"] * first["heads"],
+            "causal": first["causal"],
+        }
+    mask = attrs.get("output_mask") or ()
+    taps = first["taps_h"] * first["taps_w"]
+    return {
+        "m": first["batch"] * first["out_h"] * first["out_w"],
+        "n": first["c_out"],
+        "k": first["c_in"] * taps / first["groups"],
+        "batch": first["batch"],
+        "taps": taps,
+        "stride": first["stride_h"],
+        "kind": float(sum(bool(part) for part in mask[:2])),
+        "channels_last": first["channels_last"],
+        "side": first["out_w"],
+    }
+
+
+def _table(lookups: Lookups, reach: Reach, sizes: Mapping[str, float]) -> dict[str, float]:
+    """Rows of the table by where they come from: kept from earlier steps, or used before within the batch.
+
+    A row stays in the cache if fewer bytes than the cache holds were touched since; the step's other traffic counts.
+    """
+    line = _line_bytes(lookups)
+    total = lookups.n_lookups * line
+    other = reach.gap_bytes if math.isfinite(reach.gap_bytes) else sizes["shared"]
+    kept_rows = max(sizes["shared"] - other, 0.0) / line
+    missing = lookups.misses(kept_rows, math.inf) if kept_rows >= 1 else lookups.unique
+    distinct = lookups.unique * line
+    again = max(total - distinct, 0.0)
+    lost_again = again * (1.0 - min(sizes["shared"] / max(distinct, 1.0), 1.0))
+    from_memory = missing * line + lost_again
+    from_private = again * min(sizes["private"] / max(distinct, 1.0), 1.0)
+    rest = reach.tensors[1:]
+    stream = Reach(tensors=rest, fresh_bytes=0.0, gap_bytes=0.0)
+    shared, memory = level_bytes(stream, sizes, SHARPNESS)
+    return {
+        "work": lookups.n_lookups * lookups.row_bytes / 4.0,
+        "lookups": lookups.n_lookups,
+        "pooling": lookups.n_lookups / max(lookups.n_bags, 1.0),
+        "columns": lookups.row_bytes / 4.0,
+        "rows": lookups.n_lookups,
+        "memory_bytes": from_memory + memory,
+        "shared_bytes": max(total - from_memory - from_private, 0.0) + shared,
+        "in_bytes": total,
+    }

@@ -1,0 +1,159 @@
+"""The law of operators on a CPU: one formula, fitted per operator.
+
+    share    = 1 / (1 + (grain / work)^edge)            an operator splits its work over cores from some size on
+    compute  = (work / (work_per_s eff) + rows row_s) / (1 + (cores - 1) share),   eff = prod x / (x + half_x), x = m, n, k
+    memory   = shared bytes / shared_bytes_per_s + memory bytes / memory_bytes_per_s
+    time     = fixed + fork share + packed bytes / pack_bytes_per_s + (compute^p + memory^p)^(1/p)
+               + fresh bytes / fresh_bytes_per_s
+
+`eff` and packing (a library copies both operands into its own order) are of products.
+
+Which bytes come from where is told by `cpu_memory`; the features by `cpu_features`. Every operator that was measured is a
+segment of its family's fit; a pointwise operator that was not is priced by the law of `add`, as derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.db.device import Device
+from perfmodel.estimate import Estimate, Source
+from perfmodel.graph import Op
+from perfmodel.kernels.correction import (
+    FADE_OCTAVES,
+    OUTSIDE_WIDENING,
+    Floats,
+    LawResult,
+    Segment,
+    corrected_s,
+    segments_of,
+)
+from perfmodel.kernels.cpu_features import accesses, cpu_call, op_key, rows_bytes, table_lookups
+from perfmodel.kernels.cpu_memory import reaches
+from perfmodel.kernels.pricing import calls_of, price_apart
+from perfmodel.kernels.registry import KernelCall
+
+LAW = "cpu/1"
+STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": "zeros_like", "random": "bernoulli_"}
+COLUMNS = (
+    "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
+    "n_tensors", "strided", "broadcast", "shared_bytes", "memory_bytes", "fresh_bytes", "kind", "taps", "stride", "causal",
+    "lookups", "pooling", "bias", "side",
+)  # fmt: skip
+_LOGGED = frozenset({
+    "work", "m", "n", "k", "batch", "columns", "rows", "in_bytes", "out_bytes", "out_elems", "lookups", "pooling", "taps",
+    "side",
+})  # fmt: skip
+
+
+def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
+    """Columns of the calls; what an operator lacks is 0."""
+    return {name: np.array([call.features.get(name, 0.0) for call in calls], dtype=np.float64) for name in COLUMNS}
+
+
+def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawResult:
+    """The module's formula, the features of its correction and what the fit range bounds."""
+    return evaluate(segment.parameters, columns_of(calls), device)
+
+
+def evaluate(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> LawResult:
+    """`law` on columns, for fits that evaluate it many times."""
+    share = 1.0 / (1.0 + (p["grain"] / np.maximum(f["work"], 1.0)) ** p["edge"])
+    efficiency: Floats = np.ones(f["work"].shape)
+    for name in ("m", "n", "k"):
+        half = p.get(f"half_{name}", 0.0)
+        if half > 0:
+            efficiency = efficiency * f[name] / (f[name] + half)
+    alone = f["work"] / (p["work_per_s"] * np.maximum(efficiency, 1e-6)) + f["rows"] * p.get("row_s", 0.0)
+    compute = alone / (1.0 + (device.n_sms - 1) * share)
+    packed = f["in_bytes"] / p["pack_bytes_per_s"] if "pack_bytes_per_s" in p else 0.0
+    memory = f["shared_bytes"] / p["shared_bytes_per_s"] + f["memory_bytes"] / p["memory_bytes_per_s"]
+    sharp = p["sharp"]
+    largest = np.maximum(np.maximum(compute, memory), 1e-12)
+    body = largest * ((compute / largest) ** sharp + (memory / largest) ** sharp) ** (1.0 / sharp)
+    time_s = p["fixed_s"] + p["fork_s"] * share + packed + body + f["fresh_bytes"] / p["fresh_bytes_per_s"]
+    return LawResult(
+        time_s=time_s,
+        features=_features(f, time_s, compute, memory),
+        ranged={"work": np.maximum(f["work"], 1.0), "columns": np.maximum(f["columns"], 1.0)},
+    )
+
+
+def _features(f: Mapping[str, Floats], time_s: Floats, compute: Floats, memory: Floats) -> Floats:
+    """Feature matrix of the correction: logarithms of sizes, the rest as it is, and the law's parts."""
+    sizes = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in COLUMNS[:15]]
+    more = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in COLUMNS[18:]]
+    parts = [
+        np.log(time_s),
+        compute / time_s,
+        memory / time_s,
+        f["fresh_bytes"] / np.maximum(f["out_bytes"], 1.0),
+        f["memory_bytes"] / np.maximum(f["in_bytes"] + f["out_bytes"], 1.0),
+    ]
+    return np.column_stack([*sizes, *more, *parts])
+
+
+def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
+    """Estimates of the ops of one repeated step on a CPU: one each, () for an op that runs nothing.
+
+    An op is priced in its place: how warm its tensors are follows from the ops around it.
+    """
+    known = accesses(ops)
+    lookups = [table_lookups(op, known) for op in ops]
+    found = reaches(ops, [None if item is None else rows_bytes(item) for item in lookups])
+    priced: list[tuple[Estimate, ...]] = [()] * len(ops)
+    segments = _segments(device)
+    groups: dict[str, tuple[Segment, list[int], list[KernelCall]]] = {}
+    apart: list[int] = []
+    for index, op in enumerate(ops):
+        calls = calls_of(op)
+        if not calls:
+            continue
+        segment = _segment(segments, op, calls)
+        if segment is None:
+            apart.append(index)
+            continue
+        call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes))
+        _, members, chosen = groups.setdefault(op_key(op), (segment, [], []))
+        members.append(index)
+        chosen.append(call)
+    for segment, members, chosen in groups.values():
+        for index, estimate in zip(members, price_segment(segment, chosen, device), strict=True):
+            priced[index] = (estimate,)
+    # The families' own laws cannot read fits of whole operators: for them this device has only its datasheet.
+    bare = replace(device, fits={name: fit for name, fit in device.fits.items() if fit.law != LAW})
+    for index, estimates in zip(apart, price_apart([calls_of(ops[i]) for i in apart], bare), strict=True):
+        priced[index] = estimates
+    return priced
+
+
+def price_segment(segment: Segment, calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
+    """Estimates of calls of one operator."""
+    time_s, outside = corrected_s(segment, law(segment, calls, device))
+    widen = OUTSIDE_WIDENING ** np.minimum(outside, FADE_OCTAVES)
+    low, high = time_s * segment.low_frac / widen, time_s * segment.high_frac * widen
+    return [
+        Estimate(time_s=t, low_s=lo, high_s=hi, source=Source.EXTRAPOLATED if out > 0 else segment.source)
+        for t, lo, hi, out in zip(time_s.tolist(), low.tolist(), high.tolist(), outside.tolist(), strict=True)
+    ]
+
+
+def _segments(device: Device) -> dict[str, Segment]:
+    """Every operator that a fit of this law covers."""
+    found: dict[str, Segment] = {}
+    for fit in device.fits.values():
+        if fit.law == LAW:
+            found |= segments_of(fit, device)
+    return found
+
+
+def _segment(segments: Mapping[str, Segment], op: Op, calls: Sequence[KernelCall]) -> Segment | None:
+    """The segment of the op, or the law of the operator that stands in for its family."""
+    own = segments.get(op_key(op))
+    if own is not None:
+        return own
+    stand_in = segments.get(STAND_IN.get(calls[0].family, ""))
+    return stand_in.only_law() if stand_in is not None else None
