@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Bounds
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
@@ -15,14 +16,17 @@ from perfmodel.sim.whatif import without_host, without_network
 from perfmodel.units import PS_PER_S, ps_to_seconds
 
 
-def find_bounds(classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep]) -> Bounds:
+def find_bounds(
+    classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep], *, overlap: bool
+) -> Bounds:
     """Bounds of the programs `compiled` of `classes`; on a CPU the host's part of an op stays with the op."""
+    hostless = simulate_with_overlap(classes, without_host(compiled), carry, overlap=overlap).steady
     free = without_network(without_host(compiled))
     ideal_s = np.concatenate([lowered.tasks.ideal_s for lowered in classes])
     ideal = replace(free, duration_ps=np.minimum(np.rint(ideal_s * PS_PER_S).astype(np.int64), free.duration_ps))
     return Bounds(
         infinite_network_s=_iteration_s(without_network(compiled), carry),
-        infinite_host_s=_iteration_s(without_host(compiled), carry),
+        infinite_host_s=ps_to_seconds(float(hostless.iteration_ps)),
         roofline_s=_iteration_s(ideal, carry),
     )
 

@@ -41,9 +41,17 @@ class PriceBooks:
     """What runs have in common: the price book of each device, and graphs as compiled code runs them."""
 
     def __init__(self) -> None:
+        self._devices: dict[tuple[str, str | None], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
         self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
+
+    def device(self, name: str, db: str | None) -> Device:
+        """A device of the database, as it was when first asked for."""
+        key = (name, db)
+        if key not in self._devices:
+            self._devices[key] = load_device(name, db)
+        return self._devices[key]
 
     def fused(self, graph: Graph) -> Graph:
         """The graph as compiled code runs it, found once."""
@@ -91,12 +99,12 @@ def predict_graph(
         MissingCalibrationError: a device of the topology is not in the database.
         TopologyError: two ranks of a group cannot reach each other.
     """
-    devices = {name: load_device(name, db) for name in sorted({place.device for place in topology.ranks})}
+    books = books or PriceBooks()
+    devices = {name: books.device(name, db) for name in sorted({place.device for place in topology.ranks})}
     ranks = [
         RankDevice(device=place_of.device, memory_bytes=devices[place_of.device].memory_bytes)
         for place_of in topology.ranks
     ]
-    books = books or PriceBooks()
     if settings.mode == "compile":
         graph = books.fused(graph)
     placement = _with_allocator(place(graph, plan, ranks), graph, books)
@@ -115,7 +123,7 @@ def predict_graph(
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
     prediction = summarise(subject, placement, classes, steady)
     if settings.bounds:
-        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry))
+        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, overlap=settings.overlap))
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
     return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)

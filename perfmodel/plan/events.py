@@ -119,11 +119,16 @@ class RankClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A model spread over ranks: the rank classes, and what was assumed in words for the report."""
+    """A model spread over ranks: the rank classes, and what was assumed in words for the report.
+
+    `n_replicas` copies of the model have samples of their own (0: every rank is one), each `n_micro` times the graph's batch.
+    """
 
     classes: tuple[RankClass, ...]
     n_ranks: int
     notes: tuple[str, ...] = ()
+    n_replicas: int = 0
+    n_micro: int = 1
 
 
 def op_event(op: Op, reads: frozenset[int] | None = None, writes: frozenset[int] | None = None) -> Event:
@@ -143,17 +148,16 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     An op waits for the last writer of each storage it reads and, before it writes a storage, for that storage's last
     writer and readers, where those ran on another stream. Dependencies already present are kept.
     """
-    linked = list(events)
-    touches = [(e.reads, e.writes) if e.reads or e.writes else _touches(e) for e in linked]
-    off_compute = [i for i, event in enumerate(linked) if event.stream != "compute"]
+    linked = [event if event.reads or event.writes or event.op is None else _with_storages(event) for event in events]
     # A storage that only the compute stream touches orders nothing; most events touch no other.
-    shared = frozenset().union(*(storages for i in off_compute for storages in touches[i]))
+    elsewhere = [event for event in linked if event.stream != "compute"]
+    shared = frozenset().union(*(event.reads for event in elsewhere), *(event.writes for event in elsewhere))
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    for index, (all_reads, all_writes) in enumerate(touches):
-        if shared.isdisjoint(all_reads) and shared.isdisjoint(all_writes):
+    for index, event in enumerate(linked):
+        if shared.isdisjoint(event.reads) and shared.isdisjoint(event.writes):
             continue
-        event, reads, writes = linked[index], all_reads & shared, all_writes & shared
+        reads, writes = event.reads & shared, event.writes & shared
         found = {writer[s] for s in reads if s in writer}
         for storage in writes:
             if storage in writer:
@@ -166,10 +170,11 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(linked)
 
 
-def _touches(event: Event) -> tuple[frozenset[int], frozenset[int]]:
-    if event.op is None or event.reads or event.writes:
-        return event.reads, event.writes
-    return frozenset(s.storage for s in event.op.inputs), frozenset(s.storage for s in event.op.outputs)
+def _with_storages(event: Event) -> Event:
+    if event.op is None:
+        return event
+    reads, writes = (frozenset(s.storage for s in specs) for specs in (event.op.inputs, event.op.outputs))
+    return replace(event, reads=reads, writes=writes) if reads or writes else event
 
 
 def _record(

@@ -66,22 +66,31 @@ def critical_stretches(timeline: Timeline) -> Stretches:
     """`critical_path` as columns."""
     if not timeline.compiled.n_tasks:
         return Stretches([], [], [], [], [])
-    begin, rows = timeline.begin_ps, []
-    walk = _Walk(timeline)
+    begin = timeline.begin_ps
+    walk, path = _Walk(timeline), Stretches([], [], [], [], [])
+
+    def add(task: int, start: int, end: int, cause: Cause, *, lag: bool) -> None:
+        start = max(start, begin)
+        if end > start:
+            path.task.append(task)
+            path.start_ps.append(start)
+            path.end_ps.append(end)
+            path.cause.append(cause)
+            path.lag.append(lag)
+
     task, until = int(np.argmax(timeline.end_ps)), timeline.finish_ps
     while until > begin:
         member = walk.last_member(task)
         before, cause, freed = walk.blocker(member)
         start = walk.start[task]
-        rows.append((task, max(start, begin), until, cause if member == task else "last member", False))
+        add(task, start, until, cause if member == task else "last member", lag=False)
         if before < 0:
-            rows.append((member, begin, max(start, begin), "begin", True))
+            add(member, begin, start, "begin", lag=True)
             break
         if freed < start:
-            rows.append((member, max(freed, begin), max(start, begin), cause, True))
+            add(member, freed, start, cause, lag=True)
         task, until = before, freed
-    kept = [row for row in reversed(rows) if row[2] > row[1]]
-    return Stretches(*(list(column) for column in zip(*kept, strict=True))) if kept else Stretches([], [], [], [], [])
+    return Stretches(path.task[::-1], path.start_ps[::-1], path.end_ps[::-1], path.cause[::-1], path.lag[::-1])
 
 
 class _Walk:
