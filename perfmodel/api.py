@@ -117,7 +117,11 @@ def predict_run(
     plan_spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
     strict, check = options.pop("strict", False), options.pop("check", False)
     settings = _settings(options)
-    graph = extract_graph(model, target=target_of(machine, db), **_model_options(options))
+    model_options = _model_options(options)
+    batch = micro_batch(model, plan_spec, model_options)
+    if batch is not None:
+        model_options["batch"] = batch
+    graph = extract_graph(model, target=target_of(machine, db), **model_options)
     run = predict_graph(graph, plan_spec, machine, db=db, settings=settings)
     if check:
         _check(run)
@@ -172,7 +176,10 @@ class Predictor:
         """As `predict`, with the events, programs and timeline behind the prediction."""
         spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
         machine = self.topology if topology is None else as_topology(topology)
-        graph = self.graph(batch, target_of(machine, self._db))
+        options = self._options.copy()
+        if batch is not None:
+            options["batch"] = batch
+        graph = self.graph(micro_batch(self._model, spec, options) or batch, target_of(machine, self._db))
         self._n_runs += 1
         if self._n_runs == RUNS_TO_WARM_UP:
             warm_up()
@@ -198,6 +205,29 @@ def target_of(topology: Topology, db: str | None = None) -> Target:
     if len(kinds) > 1:
         raise ConfigError(f"topology {topology.name}: mixes CPU and CUDA ranks, allowed one kind")
     return kinds.pop()
+
+
+def micro_batch(model: Source | nn.Module, plan: PlanSpec, options: ModelOptions) -> int | None:
+    """Samples of one micro-batch where a plan divides the model's batch; None where it does not.
+
+    Raises ConfigError if the batch does not divide, or belongs to a module of your own.
+    """
+    if plan.micro_batches == 1:
+        return None
+    if not isinstance(model, str | os.PathLike | Mapping):
+        raise ConfigError(
+            f"micro_batches: found {plan.micro_batches} with a module of your own, whose inputs are not divided here; "
+            "give it the inputs of one micro-batch and say accumulate instead"
+        )
+    batch = options.get("batch")
+    if batch is None:
+        spec = load_model(Path(model) if isinstance(model, os.PathLike) else model)
+        if isinstance(spec, EntrypointSpec):
+            raise ConfigError("micro_batches: a model from an entrypoint has the batch that its code makes; use accumulate")
+        batch = spec.batch_size
+    if batch % plan.micro_batches:
+        raise ConfigError(f"micro_batches: found {plan.micro_batches} with batch {batch}, allowed a divisor of it")
+    return batch // plan.micro_batches
 
 
 def extract_graph(model: Source | nn.Module, *, target: Target = "cuda", **options: Unpack[ModelOptions]) -> Graph:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
 from perfmodel.config.quantity import Bytes, PositiveBytes, PositiveCount
@@ -21,18 +21,86 @@ from perfmodel.units import MEBI
 DEFAULT_BUCKET_CAP_BYTES = 25 * MEBI
 DEFAULT_FIRST_BUCKET_BYTES = 1 * MEBI
 
+# Ends of module paths in GPT-2, OPT, LLaMA and BERT as Hugging Face names them, and in Megatron-LM.
+COLUMN = (
+    "attn.c_attn", "mlp.c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1",
+    "self.query", "self.key", "self.value", "intermediate.dense", "query_key_value", "linear_qkv", "dense_h_to_4h",
+    "linear_fc1",
+)  # fmt: skip
+ROW = (
+    "attn.c_proj", "mlp.c_proj", "o_proj", "out_proj", "down_proj", "fc2", "output.dense", "self_attention.dense",
+    "linear_proj", "dense_4h_to_h", "linear_fc2",
+)  # fmt: skip
+VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.decoder")
+
+MESH_DIMS = ("pp", "dp", "tp")
 STRATEGIES = ("table_wise", "data_parallel")
 
 
 class DataParallel(Spec):
     """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order they become ready.
 
-    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce.
+    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `reduce`: `buckets` during
+    backward, as torch does; `after_backward` all at once when backward is done, as Megatron-LM without overlap does.
     """
 
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
     gradient_as_bucket_view: bool = False
+    reduce: Literal["buckets", "after_backward"] = "buckets"
+
+
+class TensorParallel(Spec):
+    """Tensor parallelism over the mesh dimension `tp`, by the ends of module paths (patterns as in file names).
+
+    Attributes:
+        column: linears whose outputs are split: query, key, value and the first of the feed-forward layer.
+        row: linears whose inputs are split: the attention's output and the last of the feed-forward layer.
+        vocabulary: the token embedding and the head that gives logits.
+        vocabulary_parallel: split those too, with the loss; without it every rank has them whole.
+        sequence: split the tokens of norms, dropouts and residuals between the parallel regions.
+    """
+
+    column: tuple[str, ...] = COLUMN
+    row: tuple[str, ...] = ROW
+    vocabulary: tuple[str, ...] = VOCABULARY
+    vocabulary_parallel: bool = True
+    sequence: bool = False
+
+
+class Pipeline(Spec):
+    """Pipeline stages over the mesh dimension `pp`.
+
+    Attributes:
+        schedule: `1f1b`, `gpipe`, or `interleaved` (1F1B with `chunks` runs of blocks on each rank).
+        chunks: runs of blocks a rank has; more than one only with `interleaved`.
+        blocks: blocks of each stage in order (with `interleaved`, of each chunk); spread evenly if not given.
+    """
+
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    chunks: PositiveCount = 1
+    blocks: tuple[PositiveCount, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pipeline:
+        if (self.chunks > 1) != (self.schedule == "interleaved"):
+            raise ValueError(
+                f"chunks: found {self.chunks} with schedule {self.schedule}, allowed more than 1 with interleaved only"
+            )
+        return self
+
+
+def _mesh(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    unknown = [
+        f"found {name!r}, allowed {', '.join(MESH_DIMS)}{suggest(str(name), MESH_DIMS)}"
+        for name in value
+        if name not in MESH_DIMS
+    ]
+    if unknown:
+        raise ValueError("; ".join(unknown))
+    return value
 
 
 def _placement(value: Any) -> Any:
@@ -68,18 +136,59 @@ def _embeddings(value: Any) -> Any:
 
 
 class PlanSpec(Spec):
-    """A plan. `accumulate`: micro-batches per iteration; gradients are reduced after the last (`no_sync` before)."""
+    """A plan.
+
+    Attributes:
+        mesh: ranks along `pp` (pipeline stages), `dp` (replicas) and `tp` (tensor parallel), in rank order: the last varies
+            fastest. Without `dp` the ranks left over are replicas.
+        accumulate: micro-batches per iteration, each of the model's batch size; gradients are reduced after the last
+            (`no_sync` before).
+        micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
+    """
 
     name: str = "ddp"
+    mesh: Annotated[Mapping[str, PositiveCount], BeforeValidator(_mesh)] = Field(default_factory=dict)
     data_parallel: DataParallel = DataParallel()
+    tensor_parallel: TensorParallel = TensorParallel()
+    pipeline: Pipeline = Pipeline()
     embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
     accumulate: PositiveCount = 1
+    micro_batches: PositiveCount = 1
+
+    @property
+    def n_micro(self) -> int:
+        """Passes through the model per iteration."""
+        return self.accumulate * self.micro_batches
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether ranks differ in more than the data they see."""
+        return any(self.mesh.get(dim, 1) > 1 for dim in ("pp", "tp")) or self.data_parallel.reduce != "buckets"
+
+    def size(self, dim: str) -> int:
+        """Ranks along a mesh dimension as the plan names them; 1 if it does not."""
+        return self.mesh.get(dim, 1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PlanSpec:
+        if self.accumulate > 1 and self.micro_batches > 1:
+            raise ValueError(
+                f"accumulate: found {self.accumulate} with micro_batches {self.micro_batches}, allowed one of them"
+            )
+        if self.pipeline.schedule == "interleaved" and self.size("pp") == 1:
+            raise ValueError("pipeline.schedule: found interleaved with one stage, allowed with mesh.pp of 2 or more")
+        return self
 
 
 # Names that mean a plan without a file.
 BUILT_IN: Mapping[str, Mapping[str, Any]] = {"ddp": {"name": "ddp"}}
 # Inline keys that stand for a key inside a section.
-_SHORT = dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view"), "data_parallel")
+_SHORT = {
+    **dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view", "reduce"), "data_parallel"),
+    **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
+    **dict.fromkeys(("schedule", "chunks"), "pipeline"),
+    **dict.fromkeys(MESH_DIMS, "mesh"),
+}
 
 
 def load_plan(source: Source = "ddp") -> PlanSpec:
@@ -111,6 +220,8 @@ def _inline(text: str) -> dict[str, Any]:
         _put(base, path, _scalar(value))
     if problems:
         raise ConfigError(problems)
+    if isinstance(base.get("mesh"), Mapping):  # the order of words in a line says nothing
+        base["mesh"] = {dim: base["mesh"][dim] for dim in (*MESH_DIMS, *base["mesh"]) if dim in base["mesh"]}
     return check_mapping({"name": text, **base}, where)
 
 

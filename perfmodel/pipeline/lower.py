@@ -9,7 +9,7 @@ A captured stretch (CUDA graphs) has one host task, its replay; each stream's fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -175,7 +175,7 @@ def _input_copies(prices: Prices) -> BoolArray:
 
 def _cpu_layout(prices: Prices) -> _Layout:
     n_kernels = _ints(prices.of_events("n_kernels"))
-    is_collective = prices.of_events("stream") == COMM
+    is_collective = _is_communication(_ints(prices.of_events("stream")))
     zeros = np.zeros(len(n_kernels))
     return _Layout(
         head=np.zeros_like(n_kernels),
@@ -327,7 +327,7 @@ class _Lowering:
         if len(heads):
             member = np.flatnonzero(~own)
             stretch = np.searchsorted(heads, self.kernel_event[member], side="right") - 1
-            key = stretch * (COPY + 1) + self.stream_of[self.kernel_event[member]]
+            key = stretch * (int(self.stream_of.max()) + 1) + self.stream_of[self.kernel_event[member]]
             firsts = np.unique(key, return_index=True)[1]
             task = np.concatenate([task, self.device_task[member[firsts]]])
             launcher = np.concatenate([launcher, self.first[heads[stretch[firsts]]]])
@@ -359,7 +359,7 @@ class _Lowering:
 
     def _groups(self) -> IntArray:
         group = np.full(self.n_tasks, NO_GROUP, dtype=np.int64)
-        for number in np.flatnonzero(self.stream_of == COMM).tolist():
+        for number in np.flatnonzero(_is_communication(self.stream_of)).tolist():
             collective = self.rank_class.events[number].collective
             if collective is not None:
                 group[self.last_task[number]] = collective.instance
@@ -382,14 +382,13 @@ def _last_before(last_task: IntArray, stream_of: IntArray) -> Callable[[int], in
     return find
 
 
-_CATEGORY_OF_STREAM: Mapping[int, int] = {COMPUTE: _KERNEL, COMM: _COLLECTIVE, COPY: _COPY}
+def _is_communication(streams: IntArray) -> BoolArray:
+    found: BoolArray = (streams == COMM) | (streams > COPY)
+    return found
 
 
 def _category(streams: IntArray) -> IntArray:
-    table = np.full(max(_CATEGORY_OF_STREAM) + 1, _KERNEL, dtype=np.int64)
-    for stream, category in _CATEGORY_OF_STREAM.items():
-        table[stream] = category
-    return table[streams]
+    return np.where(_is_communication(streams), _COLLECTIVE, np.where(streams == COPY, _COPY, _KERNEL))
 
 
 def _ps(time_s: float) -> int:

@@ -107,6 +107,8 @@ class Prediction:
         mode: `eager`, `cuda_graph` or `compile`. `conditions`: what else was asked for, such as what-ifs, in words.
         bounds: lower bounds of the iteration time, if asked for.
         percentiles: iteration time (s) by percentile (`p50`, ...) under jitter, if asked for.
+        n_replicas: copies of the model with samples of their own, where one copy spans several ranks (0: every rank is one);
+            `batch_per_rank` is then the samples of one copy.
     """
 
     model: str
@@ -130,11 +132,17 @@ class Prediction:
     conditions: tuple[str, ...] = ()
     bounds: Bounds | None = None
     percentiles: Mapping[str, float] = field(default_factory=dict)
+    n_replicas: int = 0
+
+    @property
+    def replicas(self) -> int:
+        """Ranks, or groups of ranks that share one copy of the model, with samples of their own."""
+        return self.n_replicas or self.n_ranks
 
     @property
     def samples_per_s(self) -> float:
         """Samples of all ranks per second."""
-        return self.batch_per_rank * self.n_ranks / self.iteration_time_s
+        return self.batch_per_rank * self.replicas / self.iteration_time_s
 
     @property
     def breakdown(self) -> Breakdown:

@@ -18,7 +18,10 @@ from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
 MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
-STREAM_NUMBERS: Mapping[str, int] = {"compute": COMPUTE, "comm": COMM, "copy": COPY}
+STREAM_NUMBERS: Mapping[str, int] = {
+    "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
+    "recv_next": 8,
+}  # fmt: skip
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -19,7 +19,7 @@ GRADIENT_STORAGE = 1 << 42  # storages of reduced gradients: this plus the param
 MAX_COPIES = 8192  # parameters whose copies are remembered: the same op object is priced once
 
 
-def bucket_insertions(buckets: Sequence[Bucket], n_ranks: int, first_instance: int) -> dict[int, list[Event]]:
+def bucket_insertions(buckets: Sequence[Bucket], ranks: tuple[int, ...], first_instance: int) -> dict[int, list[Event]]:
     """Events to insert after each op (by op id): bucket copies as gradients become ready, all-reduces of full buckets."""
     inserted: dict[int, list[Event]] = {}
     for number, bucket in enumerate(buckets):
@@ -27,7 +27,7 @@ def bucket_insertions(buckets: Sequence[Bucket], n_ranks: int, first_instance: i
             if parameter.grad_op is not None:
                 inserted.setdefault(parameter.grad_op, []).append(_copy_in(parameter, number))
     for number, bucket in enumerate(buckets):
-        inserted.setdefault(bucket.ready_op, []).append(_all_reduce(bucket, number, n_ranks, first_instance + number))
+        inserted.setdefault(bucket.ready_op, []).append(_all_reduce(bucket, number, ranks, first_instance + number))
     return inserted
 
 
@@ -41,12 +41,12 @@ def copy_back(buckets: Sequence[Bucket], *, as_views: bool) -> list[Event]:
     return [_copy_out(p, number) for number, bucket in enumerate(buckets) for p in bucket.parameters]
 
 
-def _all_reduce(bucket: Bucket, number: int, n_ranks: int, instance: int) -> Event:
+def _all_reduce(bucket: Bucket, number: int, ranks: tuple[int, ...], instance: int) -> Event:
     storage = frozenset({BUCKET_STORAGE + number})
     collective = Collective(
         op="all_reduce",
         bytes=bucket.bytes,
-        ranks=tuple(range(n_ranks)),
+        ranks=ranks,
         dtype=bucket.dtype,
         instance=instance,
         purpose=f"gradient bucket {number}",
@@ -109,3 +109,31 @@ def _wait(number: int) -> Event:
     return op_event(
         Op(id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), module="", phase="backward")
     )
+
+
+def accumulate(parameters: Sequence[Parameter]) -> dict[int, list[Event]]:
+    """Events to insert after each op (by op id) of a later micro-batch: its gradients are added to those before.
+
+    As autograd's AccumulateGrad does, in place.
+    """
+    inserted: dict[int, list[Event]] = {}
+    for parameter in parameters:
+        if parameter.grad_op is not None and not parameter.sparse_grad:
+            inserted.setdefault(parameter.grad_op, []).append(_add(parameter))
+    return inserted
+
+
+@lru_cache(maxsize=MAX_COPIES)
+def _add(parameter: Parameter) -> Event:
+    gradient = _spec(parameter, GRADIENT_STORAGE + parameter.tensor.id)
+    op = Op(
+        id=-1,
+        name="aten.add_",
+        overload="Tensor",
+        inputs=(gradient, gradient),
+        input_names=("self", "other"),
+        outputs=(gradient,),
+        module=parameter.name.rpartition(".")[0],
+        phase="backward",
+    )
+    return op_event(op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ MAX_GRAPHS = 16  # graphs remembered; an autotuner alternates between a few batc
 KINDS = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")  # of graph.Storage
 
 IntArray = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class GraphFacts:
@@ -25,6 +27,7 @@ class GraphFacts:
         self.graph = graph
         self._events: dict[Hashable, Event] = {}
         self._memory: dict[Hashable, MemoryUse] = {}
+        self._derived: dict[Hashable, Any] = {}
 
     @cached_property
     def tables(self) -> dict[str, TableOps]:
@@ -76,6 +79,13 @@ class GraphFacts:
         if key not in self._events:
             self._events[key] = make()
         return self._events[key]
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What follows from the graph under a key (another graph, its stages), made when first asked for."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        found: T = self._derived[key]
+        return found
 
     def dense_memory(self, sharded: frozenset[str], n_micro: int, find: Callable[[], MemoryUse]) -> MemoryUse:
         """What `find` says of a rank without the tables `sharded`, asked once."""

@@ -17,10 +17,12 @@ from perfmodel.graph import Graph
 from perfmodel.plan import exchange as ex
 from perfmodel.plan.assign import assign_explicit, assign_table_wise
 from perfmodel.plan.buckets import Bucket, assign_buckets
-from perfmodel.plan.ddp import bucket_insertions, copy_back
+from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
 from perfmodel.plan.facts import GraphFacts, facts_of
+from perfmodel.plan.hybrid import place_mesh
 from perfmodel.plan.memory import check_memory, dense_memory
+from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.tables import TableOps
 
 
@@ -55,6 +57,9 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
             do not exist.
     """
+    if plan.is_mesh:
+        return place_mesh(graph, plan, [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks])
+    mesh_of(plan.mesh, len(ranks))  # its replicas are the ranks
     spread = _spread(facts_of(graph), plan, ranks)
     classes = []
     for (device, held), members in _rank_classes(spread.exchange, ranks).items():
@@ -69,7 +74,7 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
                 tables=held,
             )
         )
-    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread))
+    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread), n_micro=plan.n_micro)
 
 
 def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _Spread:
@@ -77,7 +82,7 @@ def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _
     tables = facts.tables if n_ranks > 1 else {}
     owner: dict[str, int] = {}
     if tables and plan.embeddings.strategy != "data_parallel":
-        dense = dense_memory(facts, frozenset(tables), plan.accumulate)
+        dense = dense_memory(facts, frozenset(tables), plan.n_micro)
         free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
         owner = _owners(plan, tables, facts.table_row_bytes, free)
     exchange = ex.Exchange(
@@ -93,8 +98,8 @@ def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _
         exchange=exchange,
         buckets=buckets,
         steps=tuple(
-            tuple(_step_events(exchange, plan, buckets if micro == plan.accumulate - 1 else (), micro, skipped))
-            for micro in range(plan.accumulate)
+            tuple(_step_events(exchange, plan, buckets if micro == plan.n_micro - 1 else (), micro, skipped))
+            for micro in range(plan.n_micro)
         ),
         optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
     )
@@ -142,7 +147,11 @@ def _step_events(
     exchange: ex.Exchange, plan: PlanSpec, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]
 ) -> Iterator[Event]:
     """Forward to backward of one micro-batch; gradients are reduced where `buckets` are given (`no_sync` elsewhere)."""
-    insertions = bucket_insertions(buckets, exchange.n_ranks, plan.accumulate * ex.N_EXCHANGES)
+    insertions = bucket_insertions(buckets, tuple(range(exchange.n_ranks)), plan.n_micro * ex.N_EXCHANGES)
+    if micro:
+        dense = [p for p in exchange.facts.graph.parameters if p.name not in exchange.owner]
+        for op_id, added in accumulate(dense).items():
+            insertions[op_id] = [*added, *insertions.get(op_id, ())]
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
         insertions.setdefault(exchanged[0], []).append(exchanged[1])
@@ -157,7 +166,7 @@ def _step_events(
 def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
     """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
     row_bytes = spread.facts.table_row_bytes
-    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner), spread.plan.accumulate)
+    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner), spread.plan.n_micro)
     held = spread.exchange.held(rank)
     weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
     with_state = sum(t.table.rows * row_bytes[t.table.parameter] for t in held)

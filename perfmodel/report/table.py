@@ -38,7 +38,7 @@ def _headline(console: Console, p: Prediction) -> None:
         f"  iteration time [bold]{format_time(p.iteration_time_s)}[/bold]"
         f"  (range {format_time(p.low_s)} to {format_time(p.high_s)})"
         f"   {format_count(p.samples_per_s)} samples/s"
-        f"   batch {p.batch_per_rank} x {p.n_ranks}"
+        f"   batch {p.batch_per_rank} x {p.replicas}"
     )
     if p.conditions:
         console.print(f"  assuming: {'; '.join(p.conditions)}")

@@ -1,0 +1,114 @@
+"""Which part of a tensor a rank holds: one factor of one dimension, followed through views.
+
+A tensor's elements lie in row-major logical order. A split factor has `outer` elements of its own dimension before it, so
+its place in that order survives every reshape: (batch, tokens, 3 x width) -> (batch, tokens, heads, head) moves a split of
+the last dimension to the heads, and merging (batch, heads) leaves it inside the merged dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from perfmodel.graph import TensorSpec
+
+PACKED = 3  # query, key and value in one weight
+
+Kind = Literal["weight", "sequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A split of dimension `dim`: of its factor of `full` elements, `local` are here.
+
+    `outer` elements of the same dimension lie outside the factor; `kind` tells a split that came with a weight from one of
+    the tokens (sequence parallelism). `local` times the group may exceed `full` where a vocabulary is padded.
+    """
+
+    dim: int
+    full: int
+    local: int
+    outer: int = 1
+    kind: Kind = "weight"
+
+    def prefix(self, shape: Sequence[int]) -> int:
+        """Elements of the logical order outside the factor."""
+        return math.prod(shape[: self.dim]) * self.outer
+
+    def at(self, dim: int) -> Shard:
+        """The same split in another dimension."""
+        return replace(self, dim=dim)
+
+
+def local_size(shard: Shard, size: int) -> int:
+    """Elements of the split dimension, `size` in the whole tensor, that are held here."""
+    return -(-size * shard.local // shard.full)
+
+
+def local_shape(shape: Sequence[int], shard: Shard) -> tuple[int, ...]:
+    """The held part's shape."""
+    return (*shape[: shard.dim], local_size(shard, shape[shard.dim]), *shape[shard.dim + 1 :])
+
+
+def local_spec(spec: TensorSpec, shard: Shard | None) -> TensorSpec:
+    """The held part of a tensor. Strides that span the split factor shrink with it."""
+    if shard is None:
+        return spec
+    if spec.is_contiguous:
+        shape = local_shape(spec.shape, shard)
+        return replace(spec, shape=shape, strides=row_major(shape))
+    span = spec.strides[shard.dim] * max(spec.shape[shard.dim] // shard.outer, 1)
+    strides = tuple(
+        -(-stride * shard.local // shard.full) if i != shard.dim and stride >= span else stride
+        for i, stride in enumerate(spec.strides)
+    )
+    return replace(spec, shape=local_shape(spec.shape, shard), strides=strides)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> Shard | None:
+    """The split of a reshaped tensor, or None if no dimension of the new shape can hold it.
+
+    A dimension of `PACKED` or fewer passes the split to the one inside it: weights that pack query, key and value are stored
+    interleaved by head where they are split.
+    """
+    prefix = shard.prefix(before)
+    outside, dim = 1, 0
+    for index, size in enumerate(after):
+        if outside <= prefix:
+            dim = index
+        if outside * size > prefix and size > 1:
+            break
+        outside *= size
+    outside = math.prod(after[:dim])
+    if prefix % outside:
+        return None
+    found = replace(shard, dim=dim, outer=prefix // outside)
+    while not _divides(found, after):
+        if found.dim + 1 >= len(after) or after[found.dim] // found.outer > PACKED:
+            return None
+        found = replace(found, dim=found.dim + 1, outer=1)
+    return found
+
+
+def _divides(shard: Shard, shape: Sequence[int]) -> bool:
+    inner, rest = divmod(shape[shard.dim], shard.outer)
+    if rest or inner <= 1:
+        return False
+    return inner * shard.local % shard.full == 0 or inner == shard.full
+
+
+def from_prefix(prefix: int, full: int, local: int, shape: Sequence[int], kind: Kind) -> Shard | None:
+    """The split of a factor of `full` elements that lies `prefix` elements deep in the logical order, or None."""
+    whole = Shard(dim=0, full=full, local=local, outer=prefix, kind=kind)
+    return reshaped(whole, (math.prod(shape),), shape)

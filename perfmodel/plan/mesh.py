@@ -1,0 +1,70 @@
+"""The device mesh: named dimensions, which rank stands where, and the groups along each dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfmodel.errors import InfeasiblePlanError
+
+DIMS = ("pp", "dp", "tp")  # outermost first: as Megatron-LM orders ranks, tensor groups are neighbours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Sizes of the dimensions in rank order: the last one varies fastest from rank to rank."""
+
+    sizes: Mapping[str, int]
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks of the mesh."""
+        return math.prod(self.sizes.values())
+
+    def size(self, dim: str) -> int:
+        """Ranks along a dimension."""
+        return self.sizes.get(dim, 1)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands, by dimension."""
+        found = {}
+        for dim, size in reversed(list(self.sizes.items())):
+            rank, found[dim] = divmod(rank, size)
+        return found
+
+    def rank_at(self, coordinates: Mapping[str, int]) -> int:
+        """The rank that stands there."""
+        rank = 0
+        for dim, size in self.sizes.items():
+            rank = rank * size + coordinates.get(dim, 0)
+        return rank
+
+    def group(self, rank: int, dim: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in this dimension alone, with it, in order along the dimension."""
+        at = self.coordinates(rank)
+        return tuple(self.rank_at({**at, dim: i}) for i in range(self.size(dim)))
+
+    def neighbour(self, rank: int, dim: str, index: int) -> int:
+        """The rank at `index` of a dimension, otherwise where `rank` stands."""
+        return self.rank_at({**self.coordinates(rank), dim: index})
+
+    def members(self, dim: str, index: int) -> tuple[int, ...]:
+        """All ranks at `index` of a dimension, ascending."""
+        return tuple(r for r in range(self.n_ranks) if self.coordinates(r).get(dim, 0) == index)
+
+
+def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:
+    """The mesh that a plan names on `n_ranks` ranks; what is left over is data-parallel.
+
+    Raises InfeasiblePlanError if the sizes do not multiply to the ranks.
+    """
+    named = math.prod(sizes.values())
+    if n_ranks % named or ("dp" in sizes and named != n_ranks):
+        shape = " x ".join(f"{dim} {size}" for dim, size in sizes.items())
+        raise InfeasiblePlanError(f"mesh {shape} has {named} ranks, the machine {n_ranks}; allowed a divisor of it")
+    if "dp" in sizes:
+        return Mesh(sizes=dict(sizes))
+    order = [*sizes]
+    order.insert(order.index("tp") if "tp" in order else len(order), "dp")
+    return Mesh(sizes={dim: sizes.get(dim, n_ranks // named) for dim in order})

@@ -1,0 +1,75 @@
+"""The order in which a stage of a pipeline runs the forward and backward passes of micro-batches.
+
+GPipe (Huang et al. 2019, arXiv:1811.06965): all forwards, then all backwards. 1F1B (Narayanan et al. 2019, PipeDream-Flush;
+Megatron-LM's default): as many forwards as there are stages behind, then one of each. Interleaved 1F1B (Narayanan et al. 2021,
+arXiv:2104.04473): each rank has several chunks of blocks, its micro-batches go through them in groups of as many as stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import InfeasiblePlanError
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of one micro-batch through one chunk of a rank."""
+
+    kind: Literal["forward", "backward"]
+    micro: int
+    chunk: int = 0
+
+
+def schedule(kind: Schedule, stage: int, n_stages: int, n_micro: int, n_chunks: int = 1) -> tuple[Step, ...]:
+    """Steps of the rank at `stage` of `n_stages`. Raises InfeasiblePlanError for counts the schedule does not take."""
+    if n_chunks > 1 and n_micro % n_stages:
+        raise InfeasiblePlanError(
+            f"pipeline: interleaved 1F1B with {n_micro} micro-batches, allowed a multiple of its {n_stages} stages"
+        )
+    total = n_micro * n_chunks
+    forwards = [Step("forward", *_of(k, n_stages, n_chunks, n_micro)) for k in range(total)]
+    backwards = [_mirrored(*_of(k, n_stages, n_chunks, n_micro), n_chunks) for k in range(total)]
+    warm_up = min(_warm_up(kind, stage, n_stages, n_chunks, total), total)
+    steps = forwards[:warm_up]
+    for k in range(total - warm_up):
+        steps += [forwards[warm_up + k], backwards[k]]
+    return (*steps, *backwards[total - warm_up :])
+
+
+def _warm_up(kind: Schedule, stage: int, n_stages: int, n_chunks: int, total: int) -> int:
+    """Forwards before the first backward, less the one of the steady state."""
+    behind = n_stages - stage - 1
+    if kind == "gpipe":
+        return total
+    if n_chunks == 1:
+        return behind
+    if total == n_stages * n_chunks:
+        return total  # as Megatron-LM does when each chunk sees one group of micro-batches
+    return 2 * behind + (n_chunks - 1) * n_stages
+
+
+def _of(k: int, n_stages: int, n_chunks: int, n_micro: int) -> tuple[int, int]:
+    """(micro-batch, chunk) of a rank's k-th forward: groups of `n_stages` micro-batches go through chunk after chunk."""
+    if n_chunks == 1:
+        return k, 0
+    group, within = divmod(k, n_stages * n_chunks)
+    chunk, place = divmod(within, n_stages)
+    return group * n_stages + place, chunk
+
+
+def _mirrored(micro: int, chunk: int, n_chunks: int) -> Step:
+    return Step("backward", micro, n_chunks - 1 - chunk)
+
+
+def most_in_flight(steps: tuple[Step, ...], chunk: int = 0) -> int:
+    """The largest number of micro-batches of a chunk whose forward is done and whose backward is not."""
+    alive = most = 0
+    for step in steps:
+        if step.chunk == chunk:
+            alive += 1 if step.kind == "forward" else -1
+            most = max(most, alive)
+    return most

@@ -1,0 +1,114 @@
+"""Runs of events that repeat: forward and backward of one micro-batch through one stage, linked once and replayed often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.graph import Graph, Op
+from perfmodel.plan.events import Collective, Event, link_events, op_event
+from perfmodel.plan.shard_graph import COLLECTIVE_OPS
+
+NO_INSTANCE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of a rank class's first rank by mesh dimension, and the groups of its other ranks along it."""
+
+    of: Mapping[str, tuple[int, ...]]
+    siblings: Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+Segment = tuple[Event, ...]
+
+
+def segment(ops: Iterable[Op], groups: Groups, inserted: Mapping[int, Sequence[Event]] | None = None) -> Segment:
+    """Events of ops with those `inserted` after each op (by op id); `after` counts from the segment's first event."""
+    events: list[Event] = []
+    for op in ops:
+        events.append(collective_event(op, groups) if op.name in COLLECTIVE_OPS else op_event(op))
+        if inserted:
+            events += inserted.get(op.id, ())
+    return link_events(_after_compute(events))
+
+
+def _after_compute(events: Iterable[Event]) -> list[Event]:
+    """A collective waits for all that its rank issued to the compute stream before it, as ProcessGroupNCCL makes it."""
+    found: list[Event] = []
+    last = -1
+    for event in events:
+        if event.collective is not None and last >= 0:
+            event = replace(event, after=(last,))  # noqa: PLW2901 -- the event as it stands in this segment
+        elif event.stream == "compute":
+            last = len(found)
+        found.append(event)
+    return found
+
+
+def collective_event(op: Op, groups: Groups) -> Event:
+    """The event of a communication op of a local graph."""
+    group = str(op.attrs["group"])
+    return Event(
+        stream="tensor",
+        phase=op.phase,
+        collective=Collective(
+            op=op.name.removeprefix("perfmodel."),  # type: ignore[arg-type]  # one of COLLECTIVE_OPS
+            bytes=int(op.attrs["bytes"]),
+            ranks=groups.of[group],
+            dtype=op.inputs[0].dtype,
+            instance=NO_INSTANCE,
+            purpose=str(op.attrs["purpose"]),
+            siblings=groups.siblings[group],
+        ),
+        reads=frozenset(spec.storage for spec in op.inputs),
+        writes=frozenset(spec.storage for spec in op.outputs),
+    )
+
+
+@dataclass(slots=True)
+class Program:
+    """The events of a rank class as they are put one after the other; collectives are numbered from `first_instance`."""
+
+    first_instance: int
+    events: list[Event] = field(default_factory=list)
+    n_collectives: int = 0
+
+    def extend(self, run: Segment, *, after: int | None = None) -> None:
+        """Adds a segment; its first compute event also waits for the event `after`."""
+        base = len(self.events)
+        for event in run:
+            waits = tuple(index + base for index in event.after)
+            if after is not None and event.stream == "compute":
+                waits, after = (*waits, after), None
+            collective = event.collective
+            if collective is not None and collective.instance == NO_INSTANCE:
+                collective = replace(collective, instance=self.number())
+            if waits or collective is not event.collective:
+                event = replace(event, after=waits, collective=collective)  # noqa: PLW2901 -- as it stands in this program
+            self.events.append(event)
+
+    def add(self, event: Event, *, after_compute: bool = True) -> int:
+        """Adds one event, which waits for what is on the compute stream, and gives its index."""
+        if after_compute:
+            last = self.last_compute()
+            event = event if last is None else replace(event, after=(last,))
+        self.events.append(event)
+        return len(self.events) - 1
+
+    def last_compute(self) -> int | None:
+        """Index of the last event on the compute stream."""
+        for index in range(len(self.events) - 1, -1, -1):
+            if self.events[index].stream == "compute":
+                return index
+        return None
+
+    def number(self) -> int:
+        """The next instance number."""
+        self.n_collectives += 1
+        return self.first_instance + self.n_collectives - 1
+
+
+def ops_of(graph: Graph, *phases: str) -> list[Op]:
+    """Ops of these phases, in order."""
+    return [op for op in graph.ops if op.phase in phases]

@@ -1,0 +1,321 @@
+"""The graph of one rank of a tensor-parallel group: every op at its local sizes, with the communication that makes it right.
+
+Given which parameters are split and how, splits are followed through the ops in order (`shard_rules`). Where a rule asks for
+a sum or a whole tensor, an op `perfmodel.all_reduce`, `.reduce_scatter` or `.all_gather` is put before it. Their attribute
+`group` names the mesh dimension, `bytes` the size by the nccl-tests convention, `purpose` what moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
+from perfmodel.plan.layout import Shard, from_prefix, local_size, local_spec, row_major
+from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
+
+FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
+COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSplit:
+    """Sequence parallelism: `outer` samples of `tokens` tokens, of which each rank has `local` between parallel regions."""
+
+    outer: int
+    tokens: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What is split over the `n_ranks` ranks of mesh dimension `group`: parameters by name, and the tokens if given."""
+
+    group: str
+    n_ranks: int
+    parameters: Mapping[str, Shard]
+    sequence: TokenSplit | None = None
+
+
+def shard_graph(graph: Graph, split: Split) -> Graph:
+    """The local graph. Raises InfeasiblePlanError naming the op and module that cannot be split."""
+    return _Sharding(graph, split).run()
+
+
+@dataclass(slots=True)
+class _State:
+    shard: dict[int, Shard] = field(default_factory=dict)  # by tensor id
+    partial: set[int] = field(default_factory=set)  # by storage
+    specs: dict[int, dict[int, TensorSpec]] = field(default_factory=dict)  # storage -> tensors seen in it
+    moved: dict[int, int] = field(default_factory=dict)  # storage -> the storage that holds its contents now
+    gathered: dict[int, dict[tuple[str, bool], int]] = field(default_factory=dict)
+    fraction: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> (local, full)
+
+
+class _Sharding:
+    """One pass over a graph; `shard_graph` is the only user."""
+
+    def __init__(self, graph: Graph, split: Split) -> None:
+        self.graph, self.split = graph, split
+        self.state = _State()
+        self.ops: list[Op] = []
+        self.end_of: list[int] = []  # last new op of each old one
+        self.begin_of: list[int] = []
+        self.new: list[Storage] = []
+        self.op: Op = graph.ops[0]
+        self.whole: dict[int, int] = {}  # of the current op: storage -> gathered storage
+        self.local: dict[tuple[int, Shard | None, int], TensorSpec] = {}
+        self.next_id = FIRST_NEW
+        self.unsummed: dict[int, TensorSpec] = {}  # parameter gradients to be summed after backward
+        self.modules: dict[str, Shard] = {}
+        for parameter in graph.parameters:
+            shard = split.parameters.get(parameter.name)
+            if shard is not None:
+                self._put(parameter.tensor, shard)
+                self.modules[parameter.name.removesuffix(".weight")] = shard
+
+    def run(self) -> Graph:
+        """All ops; then parameters and storages at their local sizes."""
+        optimizing = False
+        for op in self.graph.ops:
+            self.op, self.whole = op, {}
+            self.begin_of.append(len(self.ops))
+            if op.phase == "optimizer" and not optimizing:
+                optimizing = True
+                self._sum_gradients()
+            self._step(op)
+            self.end_of.append(len(self.ops) - 1)
+        return replace(
+            self.graph,
+            ops=tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(self.ops)),
+            parameters=tuple(self._parameter(p) for p in self.graph.parameters),
+            storages=self._storages(),
+        )
+
+    def _step(self, op: Op) -> None:
+        if not self._touches_split(op):
+            self.ops.append(op)
+            return
+        same = op.name in SAME_TENSOR
+        outputs = [self.of(op.inputs[0])] * len(op.outputs) if same else list(rule_of(op)(op, self))
+        inputs = tuple(self._input(spec) for spec in op.inputs)
+        for spec, shard in zip(op.outputs, outputs, strict=True):
+            self._put(spec, shard)
+            self.state.gathered.pop(spec.storage, None)  # a gathered copy is stale once its source is written
+        results = tuple(self._local(spec, self.state.shard.get(spec.id)) for spec in op.outputs)
+        local = op if inputs == op.inputs and results == op.outputs else _resized(op, inputs, results)
+        if op.name == "aten.addmm" and self.is_partial(op.outputs[0]):
+            self._row_parallel(local)
+        else:
+            self.ops.append(local)
+
+    def _touches_split(self, op: Op) -> bool:
+        state = self.state
+        return any(spec.id in state.shard or spec.storage in state.partial for spec in op.inputs) or (
+            op.module in self.modules and bool(op.inputs)
+        )
+
+    def _row_parallel(self, op: Op) -> None:
+        """The bias is added once, after the sum over ranks."""
+        bias, product = op.inputs[0], op.outputs[0]
+        self.ops.append(replace(op, name="aten.mm", inputs=op.inputs[1:], input_names=("self", "mat2")))
+        self.complete(self.op.outputs[0])
+        product = self._local(self.op.outputs[0], self.state.shard.get(product.id))
+        self.ops.append(
+            replace(
+                op, name="aten.add_", overload="Tensor", inputs=(product, bias), input_names=("self", "other"),
+                outputs=(product,), attrs={},
+            )
+        )  # fmt: skip
+
+    # What rules ask (shard_rules.Splits).
+
+    def of(self, spec: TensorSpec) -> Shard | None:
+        """The split of a tensor; none of one gathered for the current op."""
+        return None if spec.storage in self.whole else self.state.shard.get(spec.id)
+
+    def is_partial(self, spec: TensorSpec) -> bool:
+        """Whether the tensor is still to be summed."""
+        return spec.storage in self.state.partial
+
+    def mark_partial(self, spec: TensorSpec) -> None:
+        """The op leaves this output to be summed."""
+        self.state.partial.add(spec.storage)
+
+    def adopt(self, spec: TensorSpec, shard: Shard) -> None:
+        """A state tensor turns out to be split."""
+        self._put(spec, shard)
+
+    def vocabulary(self, op: Op) -> Shard | None:
+        """The split of the embedding weight that the op's module owns."""
+        return self.modules.get(op.module)
+
+    def complete(self, spec: TensorSpec) -> None:
+        """Sums a tensor over the group: scattered by tokens with sequence parallelism, whole otherwise."""
+        if spec.storage not in self.state.partial:
+            return
+        self.state.partial.discard(spec.storage)
+        sequence = self.split.sequence
+        local = self._local(spec, self.state.shard.get(spec.id))
+        rows = None if sequence is None else _rows(sequence, spec)
+        if rows is None:
+            self._emit("all_reduce", (local,), (local,), local.bytes, "partial sums")
+            return
+        storage = self._fresh(spec.storage, -(-local.bytes * rows.local // rows.full))
+        self.state.moved[spec.storage] = storage
+        for seen in {**self.state.specs.get(spec.storage, {}), spec.id: spec}.values():
+            self._put(seen, _rows(sequence, seen) if sequence is not None else None)
+        scattered = self._local(spec, self.state.shard.get(spec.id))
+        self._emit("reduce_scatter", (local,), (scattered,), local.bytes, "partial sums")
+
+    def gather(self, spec: TensorSpec) -> None:
+        """Collects a tensor whole for this op and for others of the same part of the iteration."""
+        key = (self.op.phase, self.op.recompute)
+        copies = self.state.gathered.setdefault(spec.storage, {})
+        storage = copies.get(key)
+        shard = self.state.shard[spec.id]
+        if storage is None:
+            storage = copies[key] = self._fresh(spec.storage, spec.bytes)
+            whole = replace(spec, strides=row_major(spec.shape), storage=storage)
+            self._emit("all_gather", (self._local(spec, shard),), (whole,), spec.bytes, "tokens")
+        self.whole[spec.storage] = storage
+
+    def exchange_rows(self, spec: TensorSpec, purpose: str) -> None:
+        """One fp32 number for each row, summed or maximised over the group."""
+        shape = spec.shape[:-1]
+        storage = self._fresh(spec.storage, 4 * spec.n_elems // spec.shape[-1])
+        rows = TensorSpec(
+            id=self._number(), shape=shape, dtype="float32", strides=row_major(shape), storage=storage
+        )  # fmt: skip
+        source = self._local(spec, self.state.shard.get(spec.id))
+        self._emit("all_reduce", (source, rows), (rows, source), rows.bytes, purpose)
+
+    # Bookkeeping.
+
+    def _sum_gradients(self) -> None:
+        """Gradients that every rank has a share of (norms and biases under sequence parallelism): one all-reduce."""
+        specs = [
+            spec for spec in self._gradients() if spec.storage in self.state.partial
+        ]  # fmt: skip
+        if not specs:
+            return
+        self.state.partial -= {spec.storage for spec in specs}
+        self._emit("all_reduce", tuple(specs), tuple(specs), sum(s.bytes for s in specs), "gradients of shared weights")
+
+    def _gradients(self) -> list[TensorSpec]:
+        found: dict[int, TensorSpec] = {}
+        for parameter in self.graph.parameters:
+            if parameter.grad_op is not None:
+                for spec in self.graph.ops[parameter.grad_op].outputs:
+                    found[spec.storage] = spec
+        return list(found.values())
+
+    def _emit(
+        self, name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], n_bytes: int, purpose: str
+    ) -> None:
+        self.ops.append(
+            Op(
+                id=len(self.ops),
+                name=f"perfmodel.{name}",
+                inputs=inputs,
+                input_names=("self",) * len(inputs),
+                outputs=outputs,
+                attrs={"group": self.split.group, "bytes": n_bytes, "purpose": purpose},
+                module=self.op.module,
+                phase="backward" if self.op.phase == "optimizer" else self.op.phase,
+                recompute=self.op.recompute,
+            )
+        )
+
+    def _put(self, spec: TensorSpec, shard: Shard | None) -> None:
+        self.state.specs.setdefault(spec.storage, {})[spec.id] = spec
+        if shard is None:
+            self.state.shard.pop(spec.id, None)
+            return
+        self.state.shard[spec.id] = shard
+        if spec.storage not in self.state.moved:
+            size = spec.shape[shard.dim]
+            self.state.fraction[spec.storage] = (local_size(shard, size), size)
+
+    def _input(self, spec: TensorSpec) -> TensorSpec:
+        whole = self.whole.get(spec.storage)
+        if whole is not None:
+            return replace(spec, storage=whole)
+        shard = self.state.shard.get(spec.id)
+        return self._local(spec, shard)
+
+    def _local(self, spec: TensorSpec, shard: Shard | None) -> TensorSpec:
+        storage = self.state.moved.get(spec.storage, spec.storage)
+        if shard is None and storage == spec.storage:
+            return spec
+        key = (spec.id, shard, storage)
+        if key not in self.local:
+            found = local_spec(spec, shard)
+            self.local[key] = found if storage == found.storage else replace(found, storage=storage)
+        return self.local[key]
+
+    def _number(self) -> int:
+        self.next_id += 1
+        return self.next_id
+
+    def _fresh(self, like: int, n_bytes: int) -> int:
+        """A storage born here that dies with the storage it comes from (or with the phase, if that outlives it)."""
+        number = self._number()
+        self.new.append(Storage(id=number, bytes=n_bytes, born=len(self.ops), dies=like, kind="activation"))
+        return number
+
+    def _parameter(self, parameter: Parameter) -> Parameter:
+        tensor = self._local(parameter.tensor, self.split.parameters.get(parameter.name))
+        grad_op = None if parameter.grad_op is None else self.end_of[parameter.grad_op]
+        return replace(parameter, tensor=tensor, grad_op=grad_op)
+
+    def _storages(self) -> tuple[Storage, ...]:
+        n_old, n_new = len(self.graph.ops), len(self.ops)
+
+        def moved(op: int) -> int:
+            return op if op < 0 else n_new if op >= n_old else self.end_of[op]
+
+        found = []
+        for storage in self.graph.storages:
+            local, full = self.state.fraction.get(storage.id, (1, 1))
+            found.append(
+                replace(
+                    storage, bytes=-(-storage.bytes * local // full), born=moved(storage.born), dies=moved(storage.dies)
+                )
+            )
+        last: dict[int, int] = {}
+        for number, op in enumerate(self.ops):
+            for spec in (*op.inputs, *op.outputs):
+                if spec.storage > FIRST_NEW:
+                    last[spec.storage] = number
+        fresh = [replace(s, dies=last.get(s.id, s.born)) for s in self.new]
+        return (*self._ended(found, last), *fresh)
+
+    def _ended(self, storages: list[Storage], last: Mapping[int, int]) -> list[Storage]:
+        """Sums that were scattered are free once scattered: what follows reads the scattered part."""
+        born = {storage.id: storage.born for storage in self.new}
+        return [
+            replace(s, dies=born[self.state.moved[s.id]]) if s.id in self.state.moved else s for s in storages
+        ]  # fmt: skip
+
+
+def _rows(sequence: TokenSplit, spec: TensorSpec) -> Shard | None:
+    """The split of a tensor by tokens; None if its dimensions do not begin with samples and tokens."""
+    rows = sequence.outer * sequence.tokens
+    leading = spec.shape[0] == rows or spec.shape[:2] == (sequence.outer, sequence.tokens)
+    if not leading and len(spec.shape) == 2 and spec.shape[1] == rows:
+        return Shard(dim=1, full=sequence.tokens, local=sequence.local, outer=sequence.outer, kind="sequence")
+    if not leading:
+        return None
+    return from_prefix(sequence.outer, sequence.tokens, sequence.local, spec.shape, "sequence")
+
+
+def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Op:
+    attrs = dict(op.attrs)
+    if "size" in attrs and outputs:
+        attrs["size"] = list(outputs[0].shape)
+    if "num_weights" in attrs:
+        attrs["num_weights"] = outputs[0].shape[0]
+    if "split_size" in attrs:
+        attrs["split_size"] = outputs[0].shape[int(attrs.get("dim", 0))]
+    return replace(op, inputs=inputs, outputs=outputs, attrs=attrs)
