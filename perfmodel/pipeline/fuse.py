@@ -4,7 +4,7 @@ The rule, after torch.compile's inductor (torch/_inductor/scheduler.py), in forw
 
 1. *Fusable* are ops of one kernel that is pointwise, a copy or cast, a dropout, or a reduction, norm or softmax. Matrix
    products, convolutions, attention, lookups and ops of several kernels stay as they are, as inductor calls libraries for
-   them; the optimizer is not compiled.
+   them; so do batch norms, which go over their input twice; the optimizer is not compiled.
 2. An op joins the chain that wrote one of its inputs if both go over the same number of elements (a reduction: those it
    reads), nothing the op needs depends on the chain by another way, and the chain does not already reduce by another
    shape. Chains live within one phase.
@@ -77,7 +77,8 @@ def _written(ops: Iterable[Op]) -> set[int]:
 def _space(op: Op) -> tuple[int, int]:
     """(elements the op's loop goes over, elements of the shape it reduces to); (0, 0) for one that is not fused."""
     calls = calls_of(op)
-    if op.phase not in PHASES or op.stream != "compute" or op.host_sync or len(calls) != 1:
+    stays = op.host_sync or "batch_norm" in op.name
+    if op.phase not in PHASES or op.stream != "compute" or stays or len(calls) != 1:
         return 0, 0
     family = calls[0].family
     if family in POINTWISE:
