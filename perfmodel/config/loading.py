@@ -18,6 +18,7 @@ Source = str | Path | Mapping[str, Any]
 _SINGULAR = {"models": "model", "topologies": "topology", "plans": "plan", "suites": "suite"}
 _SUFFIXES = (".yaml", ".yml", ".json", ".csv")
 _SHOWN_CHARS = 60
+_MAX_LISTED = 12  # names in one line of a message
 
 
 class Spec(BaseModel):
@@ -60,9 +61,8 @@ def find_config(kind: Kind, name: str | Path) -> Path:
         raise ConfigError(f"{str(name)[:_SHOWN_CHARS]}: cannot be looked up: {error.strerror}") from error
     shipped = list_configs(kind)
     near = suggest(given.stem, shipped)
-    raise ConfigError(
-        f"{name}: no such file, and no shipped {_SINGULAR[kind]} has this name ({', '.join(shipped)}){near}"
-    )
+    listed = ", ".join(shipped) if len(shipped) <= _MAX_LISTED else f"'perfmodel {kind}' lists the {len(shipped)} there are"
+    raise ConfigError(f"{name}: no such file, and no shipped {_SINGULAR[kind]} has this name ({listed}){near}")
 
 
 def read_source(kind: Kind, source: Source) -> tuple[str, dict[str, Any]]:
