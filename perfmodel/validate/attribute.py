@@ -1,12 +1,12 @@
 """Where a live prediction goes wrong: measured times of operators (torch.profiler) beside predicted ones, by operator.
 
-An operator's measured time is its self time on the host thread per step, the profiler's own cost left out as far as it is
-known: what the profiled steps take longer than unprofiled ones is spread over operators by their number of calls.
+An operator's measured time is what it and all it calls spend on the host thread in a step. The profiler makes steps longer:
+where operators together would fill more than an unprofiled step, all are scaled to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -47,9 +47,10 @@ class ProfiledOps:
 
 def attribute(run: Run, model: Mapping[str, Any], n_threads: int, budget_s: float = 1.0) -> tuple[OpGap, ...]:
     """Gaps by operator of a one-process CPU prediction, largest first; their sum is the error of the step."""
+    predicted = predicted_ops(run)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        profiled = pool.submit(profile, model, n_threads, budget_s).result()
-    return gaps(predicted_ops(run), profiled)
+        profiled = pool.submit(profile, model, n_threads, budget_s, frozenset(predicted)).result()
+    return gaps(predicted, profiled)
 
 
 def predicted_ops(run: Run) -> dict[str, tuple[float, float]]:
@@ -80,8 +81,8 @@ def gaps(predicted: Mapping[str, tuple[float, float]], profiled: ProfiledOps) ->
     return tuple(sorted(rows, key=lambda row: (-abs(row.gap_s), row.name)))
 
 
-def profile(model: Mapping[str, Any], n_threads: int, budget_s: float) -> ProfiledOps:
-    """Self times of a model's operators in this process, as means over steps under the profiler."""
+def profile(model: Mapping[str, Any], n_threads: int, budget_s: float, names: frozenset[str]) -> ProfiledOps:
+    """Times of a model's operators in this process, as means over steps under the profiler; `names` are those predicted."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
@@ -92,14 +93,40 @@ def profile(model: Mapping[str, Any], n_threads: int, budget_s: float) -> Profil
     with torch_profile(activities=[ProfilerActivity.CPU]) as recorded:
         for _ in range(PROFILED_STEPS):
             step()
-    return ProfiledOps(step_s=plain.median_s, by_name=_self_times(recorded.key_averages(), plain.median_s))
+    return ProfiledOps(step_s=plain.median_s, by_name=_by_operator(recorded.events(), plain.median_s, names))
 
 
-def _self_times(rows: Sequence[Any], step_s: float) -> dict[str, tuple[float, float]]:
-    """Seconds and calls a step of `aten::` rows; together no longer than the step without a profiler."""
-    kept = [row for row in rows if row.key.startswith("aten::")]
-    calls = {row.key: row.count / PROFILED_STEPS for row in kept}
-    self_s = {row.key: row.self_cpu_time_total / US_PER_S / PROFILED_STEPS for row in kept}
-    excess_s = max(sum(self_s.values()) - step_s, 0.0)
-    each_s = excess_s / (sum(calls.values()) or 1.0)
-    return {name.replace("::", "."): (max(self_s[name] - each_s * calls[name], 0.0), calls[name]) for name in self_s}
+def _by_operator(events: Iterable[Any], step_s: float, names: frozenset[str]) -> dict[str, tuple[float, float]]:
+    """Seconds and calls a step of operators; together no longer than the step without a profiler.
+
+    What an operator calls counts to the outermost one that was predicted: `add_` of a sparse gradient, not its `add`.
+    """
+    spent_us: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    n_inside = 0
+    for event in events:
+        if not event.key.startswith("aten::"):
+            continue
+        owner = _owner(event, names)
+        name = _name(owner)
+        spent_us[name] = spent_us.get(name, 0.0) + event.self_cpu_time_total
+        calls[name] = calls.get(name, 0) + (owner is event)
+        n_inside += 1
+    total_s = sum(spent_us.values()) / US_PER_S / PROFILED_STEPS
+    fit = min(1.0, step_s / total_s) if n_inside else 1.0
+    return {name: (spent_us[name] / US_PER_S / PROFILED_STEPS * fit, calls[name] / PROFILED_STEPS) for name in spent_us}
+
+
+def _name(event: Any) -> str:
+    name: str = event.key
+    return name.replace("::", ".")
+
+
+def _owner(event: Any, names: frozenset[str]) -> Any:
+    """The outermost operator above an event that was predicted, or the event itself."""
+    owner, above = event, event.cpu_parent
+    while above is not None:
+        if _name(above) in names:
+            owner = above
+        above = above.cpu_parent
+    return owner

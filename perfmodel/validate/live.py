@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -60,26 +60,27 @@ def run_live(
     blocks: dict[str, list[float]] = {case.name: [] for case in cases}
     predicted: dict[str, Prediction] = {}
     for number in range(ROUNDS):
-        for case in cases:
-            if case.name not in predicted:
-                predicted[case.name] = predict(case)
-            blocks[case.name].append(measure_case(case, settings, predicted[case.name]))
+        # New processes each round: what a round leaves behind (heap, threads) is part of the noise.
+        with ProcessPoolExecutor(settings.n_ranks, mp_context=get_context("spawn")) as pool:
+            for case in cases:
+                if case.name not in predicted:
+                    predicted[case.name] = predict(case)
+                blocks[case.name].append(measure_case(case, settings, predicted[case.name], pool))
         if done is not None:
             done(f"round {number + 1} of {ROUNDS} done")
     return tuple(_result(case, settings, blocks[case.name], predicted[case.name]) for case in cases)
 
 
-def measure_case(case: LiveCase, settings: LiveSettings, prediction: Prediction) -> float:
-    """Median step time (s) of one block. Raises GraphError if the training processes fail."""
+def measure_case(case: LiveCase, settings: LiveSettings, prediction: Prediction, pool: Executor) -> float:
+    """Median step time (s) of one block, of the slowest rank; `pool` has a process for each rank."""
     n_ranks = settings.n_ranks
-    with ProcessPoolExecutor(n_ranks, mp_context=get_context("spawn")) as pool:
-        if n_ranks == 1:
-            return pool.submit(measure, case.model, settings.n_threads, settings.block_s).result().median_s
-        with tempfile.TemporaryDirectory() as folder:
-            owners = table_owners(prediction)
-            given = (n_ranks, str(Path(folder) / "store"), case.model, owners, (settings.n_threads, settings.block_s))
-            running = [pool.submit(run_rank, rank, *given) for rank in range(n_ranks)]
-            return max(found.result().median_s for found in running)
+    if n_ranks == 1:
+        return pool.submit(measure, case.model, settings.n_threads, settings.block_s).result().median_s
+    with tempfile.TemporaryDirectory() as folder:
+        owners = table_owners(prediction)
+        given = (n_ranks, str(Path(folder) / "store"), case.model, owners, (settings.n_threads, settings.block_s))
+        running = [pool.submit(run_rank, rank, *given) for rank in range(n_ranks)]
+        return max(found.result().median_s for found in running)
 
 
 def table_owners(prediction: Prediction) -> tuple[int, ...]:
