@@ -36,6 +36,7 @@ class TransformerSpec(TrainedSpec):
             GPT-2's scores and copies OPT's heads (bert is the same in both).
         attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
         gradient_checkpointing: recompute each block in backward.
+        implementation: `huggingface`, or `megatron` (gpt2 only): Megatron-LM's layer with its fused kernels.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -66,6 +67,7 @@ class TransformerSpec(TrainedSpec):
     head: Literal["lm", "pretraining", "classification"] = "lm"
     transformers: Literal["4.38", "4.57"] = "4.57"
     gradient_checkpointing: bool = False
+    implementation: Literal["huggingface", "megatron"] = "huggingface"
 
     @property
     def tokens(self) -> int:
@@ -115,6 +117,10 @@ class TransformerSpec(TrainedSpec):
             problems.append(f"head: found {self.head} with architecture {self.architecture}, allowed lm")
         if self.transformers == "4.38" and self.attention == "sdpa":
             problems.append("attention: found sdpa with transformers 4.38, allowed eager")
+        if self.implementation == "megatron" and not (self.tied and self.attention == "eager" and self.act == "gelu_new"):
+            problems.append(
+                "implementation: found megatron, allowed with tied_embeddings, attention eager and activation gelu_new"
+            )
         problems += self._misplaced()
         if problems:
             raise ValueError("\n".join(problems))
@@ -130,6 +136,7 @@ class TransformerSpec(TrainedSpec):
             "token_types": ("bert",),
             "transformers": ("gpt2", "opt", "bert"),
             "embedding_dropout": ("gpt2",),
+            "implementation": ("gpt2",),
             "attention_bias": ("opt", "llama"),
             "mlp_bias": ("opt", "llama"),
         }

@@ -16,6 +16,7 @@ from perfmodel.models.blocks import masked_token_loss, next_token_loss
 from perfmodel.models.built import PARAMETER_DTYPE
 from perfmodel.models.gpt2 import Gpt2
 from perfmodel.models.llama import Llama
+from perfmodel.models.megatron import MegatronGpt, vocabulary_loss
 from perfmodel.models.opt import Opt
 
 ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
@@ -29,7 +30,8 @@ ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
 def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]:
     """BuiltModel fields of a transformer on a device; `seed` draws the tokens where the device holds values."""
     with torch.device(device):
-        module = ARCHITECTURES[spec.architecture](spec)
+        megatron = spec.implementation == "megatron"
+        module = MegatronGpt(spec) if megatron else ARCHITECTURES[spec.architecture](spec)
         if spec.precision == "bf16":
             module = module.to(PARAMETER_DTYPE["bf16"])
     generator = torch.Generator().manual_seed(seed)
@@ -51,10 +53,16 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
     return {
         "module": module,
         "args": inputs,
-        "loss": partial(_LOSSES["next_token" if spec.architecture != "bert" else spec.head], *targets),
+        "loss": partial(_LOSSES[_loss_of(spec)], *targets),
         "targets": targets,
         "checkpointing": spec.gradient_checkpointing,
     }
+
+
+def _loss_of(spec: TransformerSpec) -> str:
+    if spec.implementation == "megatron":
+        return "vocabulary"
+    return spec.head if spec.architecture == "bert" else "next_token"
 
 
 def _pretraining_loss(labels: Tensor, sentence_labels: Tensor, logits: tuple[Tensor, Tensor]) -> Tensor:
@@ -67,6 +75,7 @@ def _classification_loss(labels: Tensor, logits: Tensor) -> Tensor:
 
 _LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "next_token": next_token_loss,
+    "vocabulary": vocabulary_loss,
     "lm": masked_token_loss,
     "pretraining": _pretraining_loss,
     "classification": _classification_loss,

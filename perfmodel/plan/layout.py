@@ -106,9 +106,3 @@ def _divides(shard: Shard, shape: Sequence[int]) -> bool:
     if rest or inner <= 1:
         return False
     return inner * shard.local % shard.full == 0 or inner == shard.full
-
-
-def from_prefix(prefix: int, full: int, local: int, shape: Sequence[int], kind: Kind) -> Shard | None:
-    """The split of a factor of `full` elements that lies `prefix` elements deep in the logical order, or None."""
-    whole = Shard(dim=0, full=full, local=local, outer=prefix, kind=kind)
-    return reshaped(whole, (math.prod(shape),), shape)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
-from perfmodel.plan.layout import Shard, from_prefix, local_size, local_spec, row_major
+from perfmodel.plan.layout import Shard, local_size, local_spec, row_major
 from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
 
 FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
@@ -20,11 +21,15 @@ COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSplit:
-    """Sequence parallelism: `outer` samples of `tokens` tokens, of which each rank has `local` between parallel regions."""
+    """Sequence parallelism: of the `tokens` tokens of `samples` samples each rank has `local` between parallel regions.
 
-    outer: int
+    `tokens_first`: rows run through the samples of a token, then the next token, as in Megatron-LM.
+    """
+
+    samples: int
     tokens: int
     local: int
+    tokens_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +305,20 @@ class _Sharding:
 
 
 def _rows(sequence: TokenSplit, spec: TensorSpec) -> Shard | None:
-    """The split of a tensor by tokens; None if its dimensions do not begin with samples and tokens."""
-    rows = sequence.outer * sequence.tokens
-    leading = spec.shape[0] == rows or spec.shape[:2] == (sequence.outer, sequence.tokens)
-    if not leading and len(spec.shape) == 2 and spec.shape[1] == rows:
-        return Shard(dim=1, full=sequence.tokens, local=sequence.local, outer=sequence.outer, kind="sequence")
-    if not leading:
+    """The split of a tensor by tokens; None if it does not begin with them (or their product)."""
+    shape, samples, tokens = spec.shape, sequence.samples, sequence.tokens
+    if len(shape) < 2 or shape[-1] == 1:
         return None
-    return from_prefix(sequence.outer, sequence.tokens, sequence.local, spec.shape, "sequence")
+    split = partial(Shard, full=tokens, local=sequence.local, kind="sequence")
+    if len(shape) > 2:
+        dims = {(samples, tokens): 1, (tokens, samples): 0}
+        if sequence.tokens_first:
+            dims = dict(reversed(dims.items()))  # which of two equal pairs is meant
+        found = dims.get((shape[0], shape[1]))
+        return None if found is None else split(dim=found)
+    outer = 1 if sequence.tokens_first else samples
+    merged = [dim for dim, size in enumerate(shape) if size == samples * tokens]
+    return split(dim=merged[0], outer=outer) if merged else None
 
 
 def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Op:

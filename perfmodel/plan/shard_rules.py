@@ -120,7 +120,7 @@ def product(op: Op, splits: Splits) -> Outputs:
     n = len(left.shape)
     first, second = splits.of(left), splits.of(right)
     if n == 3 and first and second and first.dim == second.dim == 0:
-        return [first]
+        return _with_buffer(op, splits, first)
     inner_left = first is not None and first.dim == n - 1
     inner_right = second is not None and second.dim == n - 2
     if inner_left and inner_right and first is not None and second is not None and first.kind == second.kind:
@@ -138,6 +138,14 @@ def product(op: Op, splits: Splits) -> Outputs:
             raise refuse(op, "both factors are split")
         else:
             kept = shard
+    return _with_buffer(op, splits, kept)
+
+
+def _with_buffer(op: Op, splits: Splits, kept: Shard | None) -> Outputs:
+    """A result's own shape is also that of the tensor it is added to (`baddbmm` into an empty buffer)."""
+    added = op.arg("self") if op.name in ("aten.addmm", "aten.baddbmm") else None
+    if kept is not None and added is not None and added.shape == op.outputs[0].shape and splits.of(added) is None:
+        splits.adopt(added, kept)
     return [kept]
 
 
@@ -191,6 +199,26 @@ def _vocabulary_softmax(op: Op, splits: Splits, shard: Shard) -> Outputs:
         splits.exchange_rows(op.inputs[0], "largest logits")
         splits.exchange_rows(op.inputs[0], "sums of exponentials")
     return [shard]
+
+
+def last_dim(op: Op, splits: Splits) -> Outputs:
+    """Operators along the last dimension."""
+    return along_dim(replace(op, attrs={**op.attrs, "dim": -1}), splits)
+
+
+def pick(op: Op, splits: Splits) -> Outputs:
+    """`gather` and `scatter_add_`: along a split dimension each rank has its part; what is picked is a sum over ranks."""
+    for spec in op.inputs:
+        splits.complete(spec)
+    shard = splits.of(op.inputs[0])
+    if shard is None:
+        return [None]
+    if op.name != "aten.gather":
+        return [shard]
+    if shard.dim != int(op.attrs["dim"]) % len(op.inputs[0].shape):
+        return [shard]
+    splits.mark_partial(op.outputs[0])
+    return [None]
 
 
 def pieces(op: Op, splits: Splits) -> Outputs:
@@ -335,6 +363,9 @@ RULES: Mapping[str, Rule] = {
     **_named(reduction, "sum", "mean", "amax", "amin"),
     **_named(along_dim, "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
     **_named(along_dim, "slice", "slice_backward", "cumsum", "constant_pad_nd"),
+    "perfmodel.causal_softmax": last_dim,
+    "perfmodel.causal_softmax_backward": last_dim,
+    **_named(pick, "gather", "scatter_add_"),
     **_named(pieces, "split", "split_with_sizes", "chunk", "cat"),
     **_named(select, "select", "select_backward"),
     **_named(layer_norm, "native_layer_norm", "native_layer_norm_backward"),
@@ -354,7 +385,8 @@ zeros_like empty_like full_like native_dropout native_dropout_backward dropout r
 eq ne logical_and logical_or bitwise_and bitwise_or rsub lerp_ addcmul_ addcdiv_ abs maximum minimum erf log log1p clamp
 fill_ zero_ mish square
 """
-POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
+_FUSED = ("bias_gelu", "bias_gelu_backward", "bias_dropout_add", "bias_dropout_backward")  # of Megatron-LM
+POINTWISE = frozenset((*(f"aten.{name}" for name in _POINTWISE.split()), *(f"perfmodel.{name}" for name in _FUSED)))
 SAME_TENSOR = frozenset({"aten.detach", "aten.alias"})
 
 

@@ -125,4 +125,10 @@ def _tokens(graph: Graph, n_ranks: int) -> TokenSplit:
         raise InfeasiblePlanError(
             f"sequence parallel: tokens of shape {shape}, allowed (samples, tokens) with tokens a multiple of {n_ranks}"
         )
-    return TokenSplit(outer=shape[0], tokens=shape[1], local=shape[1] // n_ranks)
+    samples, tokens = shape
+    turned = any(
+        op.name == "aten.native_layer_norm" and op.inputs[0].shape[:2] == (tokens, samples) for op in graph.ops
+    )
+    return TokenSplit(
+        samples=samples, tokens=tokens, local=tokens // n_ranks, tokens_first=turned and samples != tokens
+    )

@@ -1,0 +1,122 @@
+"""GPT as Megatron-LM runs it (Shoeybi et al. 2019; NVIDIA/Megatron-LM v2 and v3, megatron/model/transformer.py).
+
+Tokens come first: (tokens, batch, width). Biases of the attention's output and of the feed-forward layer are added in the
+fused kernels that follow; scale, causal mask and softmax are one kernel. Names are Megatron's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+from perfmodel.config.transformer import TransformerSpec
+from perfmodel.models.blocks import run_blocks
+from perfmodel.models.megatron_ops import VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
+
+
+class Biased(nn.Linear):
+    """A linear layer whose bias is left to the kernel after it (`skip_bias_add`)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product alone."""
+        return fn.linear(x, self.weight)
+
+
+class SelfAttention(nn.Module):
+    """Causal self-attention with one projection for query, key and value, interleaved by head."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(spec.hidden_size, 3 * spec.hidden_size)
+        self.dense = Biased(spec.hidden_size, spec.hidden_size)
+        self.attention_dropout = nn.Dropout(spec.attention_dropout)
+        self.head_dim = spec.width_of_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape, without the output's bias."""
+        n, batch, _ = x.shape
+        mixed = self.query_key_value(x).view(n, batch, -1, 3 * self.head_dim)
+        query, key, value = (part.reshape(n, -1, self.head_dim).transpose(0, 1) for part in mixed.chunk(3, dim=-1))
+        space = torch.empty(query.shape[0], n, n, dtype=x.dtype, device=x.device)
+        scores = torch.baddbmm(space, query, key.transpose(1, 2), beta=0.0, alpha=1.0)
+        chances = self.attention_dropout(causal_softmax(scores, self.head_dim**-0.5))
+        context = torch.bmm(chances, value).view(batch, -1, n, self.head_dim)
+        context = context.permute(2, 0, 1, 3).contiguous()
+        out: Tensor = self.dense(context.view(n, batch, -1))
+        return out
+
+
+class ParallelMlp(nn.Module):
+    """The feed-forward half of a layer."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.dense_h_to_4h = Biased(spec.hidden_size, spec.ffn)
+        self.dense_4h_to_h = Biased(spec.ffn, spec.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape, without the output's bias."""
+        out: Tensor = self.dense_4h_to_h(bias_gelu(self.dense_h_to_4h(x), self.dense_h_to_4h.bias))
+        return out
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward, each with its bias, dropout and residual in one kernel."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.self_attention = SelfAttention(spec)
+        self.post_attention_layernorm = nn.LayerNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.mlp = ParallelMlp(spec)
+        self.dropout = spec.hidden_dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape."""
+        out = self.self_attention(self.input_layernorm(x))
+        x, _ = bias_dropout_add(out, self.self_attention.dense.bias, x, self.dropout)
+        out = self.mlp(self.post_attention_layernorm(x))
+        x, _ = bias_dropout_add(out, self.mlp.dense_4h_to_h.bias, x, self.dropout)
+        return x
+
+
+class Embedding(nn.Module):
+    """Token and position embeddings, tokens first, with dropout."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.position_embeddings = nn.Embedding(spec.max_positions, spec.hidden_size)
+        self.embedding_dropout = nn.Dropout(spec.embedding_dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) to (tokens, batch, width)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        x = self.word_embeddings(tokens) + self.position_embeddings(positions)
+        out: Tensor = self.embedding_dropout(x.transpose(0, 1).contiguous())
+        return out
+
+
+class MegatronGpt(nn.Module):
+    """The language model; its output is (batch x tokens, vocabulary) fp32 logits."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.embedding = Embedding(spec)
+        self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.layers))
+        self.final_layernorm = nn.LayerNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.recompute = spec.gradient_checkpointing
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) token numbers to logits."""
+        x = run_blocks(self.layers, self.embedding(tokens), recompute=self.recompute)
+        x = self.final_layernorm(x)
+        logits = fn.linear(x, self.embedding.word_embeddings.weight)
+        return logits.transpose(0, 1).contiguous().float().view(-1, logits.shape[-1])
+
+
+def vocabulary_loss(labels: Tensor, logits: Tensor) -> Tensor:
+    """Mean cross-entropy of (batch x tokens, vocabulary) logits; labels are shifted by the data loader."""
+    losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.view(-1))  # type: ignore[no-untyped-call]  # torch leaves it open
+    return losses.mean()
