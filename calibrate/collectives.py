@@ -1,6 +1,6 @@
 """Measures collectives on what is there: gloo between processes on this host by wall time, NCCL by kernel duration.
 
-    python -m calibrate.collectives --backend gloo --ranks 2,4 --out kernels_db/_fabrics/gloo_loopback/collectives.csv
+    python -m calibrate.collectives --device cpu --ranks 2,4 --out collectives.csv
 
 One process per rank, one op at a time, sizes in powers of two. A gloo time is the wall time of a back-to-back series divided
 by its length, the slowest rank's; an NCCL time is the median duration of the op's device kernels as the profiler gives it,
@@ -180,17 +180,22 @@ def sizes_between(low: int, high: int) -> tuple[int, ...]:
     return tuple(1 << power for power in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << power <= high)
 
 
-@click.command()
-@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
+@click.command(epilog="Example: perfmodel calibrate collectives --device cpu --ranks 2,4 --out gloo.csv --no-fit")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cpu: gloo; cuda: NCCL."
+)
 @click.option("--ranks", default="2,4", show_default=True, help="Group sizes, one after the other.")
 @click.option("--min-bytes", default=4096, show_default=True)
 @click.option("--max-bytes", default=64 * 2**20, show_default=True)
 @click.option("--ops", default=",".join(OPS), show_default=True)
 @click.option("--repeats", default=1, show_default=True)
 @click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), required=True)
-def main(*, backend: str, ranks: str, ops: str, path: Path, **options: int) -> None:
-    """Measure collectives between processes on this host and write a CSV."""
+@click.option("--fit/--no-fit", default=True, show_default=True, help="Fit what was measured (gloo) and write it.")
+@click.option("--db", "root", type=click.Path(file_okay=False, path_type=Path), help="Database that gets the fit.")
+def main(*, device: str, ranks: str, ops: str, path: Path, root: Path | None, **options: int) -> None:
+    """Measure collectives between this host's processes or GPUs, write a CSV, and fit it."""
     sizes = sizes_between(options["min_bytes"], options["max_bytes"])
+    backend = "gloo" if device == "cpu" else "nccl"
     rows: list[dict[str, str]] = []
     for text in ranks.split(","):
         job = Job(
@@ -204,6 +209,13 @@ def main(*, backend: str, ranks: str, ops: str, path: Path, **options: int) -> N
         rows += measure(job)
         click.echo(f"{text} ranks: {len(rows)} rows so far", err=True)
     write_rows(path, rows)
+    if options["fit"] and backend == "nccl":
+        click.echo("NCCL rows have no shipped topology: name one in validate/collective_rows.py to fit them", err=True)
+    elif options["fit"]:
+        from calibrate.fit_collectives import write_fits
+
+        for written in write_fits([path], root):
+            click.echo(str(written))
 
 
 if __name__ == "__main__":

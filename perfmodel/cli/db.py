@@ -48,7 +48,7 @@ def score(files: tuple[Path, ...], *, heldout: bool, min_time: str, as_json: boo
     from perfmodel.report.listing import render_markdown, render_rows
     from perfmodel.report.scores import collective_row, kernel_row
     from perfmodel.units import parse_seconds
-    from perfmodel.validate.collective_rows import is_collective_file
+    from perfmodel.validate.collective_rows import is_collective_file, left_out
     from perfmodel.validate.score_collectives import score_collectives
     from perfmodel.validate.score_kernels import score as score_kernels
 
@@ -61,8 +61,12 @@ def score(files: tuple[Path, ...], *, heldout: bool, min_time: str, as_json: boo
     only: Literal["heldout", "all"] = "heldout" if heldout else "all"
     tables = {
         "kernels": [kernel_row(found) for found in score_kernels(kernels, only=only, min_s=min_s)] if kernels else [],
-        "collectives": [collective_row(found) for found in score_collectives(collectives)] if collectives else [],
+        "collectives": [collective_row(found) for found in score_collectives(collectives, only=only)]
+        if collectives
+        else [],
     }
+    for line in left_out(collectives) if collectives else ():
+        click.echo(line, err=True)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **tables}, indent=2))
         return

@@ -11,10 +11,11 @@ from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate, bus_f
 from perfmodel.collectives.candidates import Candidate
 from perfmodel.collectives.group import group_of
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
-from perfmodel.collectives.price import Price, price_exchange, price_ring
+from perfmodel.collectives.price import Known, Price, price_exchange, price_ring
 from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.collectives.settings import read_settings
 from perfmodel.db.fabric import FabricFit, load_fabric
+from perfmodel.db.wire import WireFits, load_wires
 from perfmodel.estimate import Estimate, Source
 from perfmodel.topology import Topology
 
@@ -35,6 +36,7 @@ def estimate_collective(
     topology: Topology,
     *,
     fits: Fits | None = None,
+    wires: WireFits | None = None,
     algo: str | None = None,
     proto: str | None = None,
 ) -> CollectiveEstimate:
@@ -44,6 +46,7 @@ def estimate_collective(
         call: what is asked.
         topology: the machine; its NCCL_* variables count.
         fits: fits by fabric instead of those in the database; an empty mapping prices by NCCL's constants alone.
+        wires: with `fits`, the figures of transports between hosts; None for NCCL's constants alone.
         algo: ring, tree, nvls or nvls_tree instead of NCCL's choice.
         proto: ll, ll128 or simple instead of NCCL's choice.
 
@@ -52,7 +55,7 @@ def estimate_collective(
         TopologyError: ranks that do not exist or have no path.
     """
     if fits is not None:
-        return _estimate(call, topology, fits.get(topology.fabric), (algo, proto))
+        return _estimate(call, topology, fits.get(topology.fabric), wires, (algo, proto))
     return _remembered(call, topology, algo, proto)
 
 
@@ -69,21 +72,29 @@ def estimate_collectives(
 
 @lru_cache(maxsize=65536)
 def _remembered(call: CollectiveCall, topology: Topology, algo: str | None, proto: str | None) -> CollectiveEstimate:
-    return _estimate(call, topology, load_fabric(topology.fabric), (algo, proto))
+    return _estimate(call, topology, load_fabric(topology.fabric), load_wires(), (algo, proto))
 
 
 def _estimate(
-    call: CollectiveCall, topology: Topology, fit: FabricFit | None, forced: tuple[str | None, str | None]
+    call: CollectiveCall,
+    topology: Topology,
+    fit: FabricFit | None,
+    wires: WireFits | None,
+    forced: tuple[str | None, str | None],
 ) -> CollectiveEstimate:
     check_call(call, topology)
     if call.op == "barrier":
-        found = _estimate(replace(call, op="all_reduce", bytes=BARRIER_BYTES), topology, fit, forced)
+        found = _estimate(replace(call, op="all_reduce", bytes=BARRIER_BYTES), topology, fit, wires, forced)
         return replace(found, algbw_bytes_per_s=0.0, busbw_bytes_per_s=0.0)
-    return _answer(call, _price(call, topology, fit, forced))
+    return _answer(call, _price(call, topology, fit, wires, forced))
 
 
 def _price(
-    call: CollectiveCall, topology: Topology, fit: FabricFit | None, forced: tuple[str | None, str | None]
+    call: CollectiveCall,
+    topology: Topology,
+    fit: FabricFit | None,
+    wires: WireFits | None,
+    forced: tuple[str | None, str | None],
 ) -> Price:
     if call.n_ranks == 1:
         return _ALONE
@@ -92,8 +103,8 @@ def _price(
         return gloo.price(call, group, fit)
     settings = read_settings(topology.env, *forced)
     if call.op in PAIRWISE_OPS:
-        return price_exchange(call, topology, group, settings, fit)
-    return price_ring(call, topology, group, settings, fit)
+        return price_exchange(call, topology, group, settings, Known(fit=fit, wires=wires))
+    return price_ring(call, topology, group, settings, Known(fit=fit, wires=wires))
 
 
 def is_cpu(topology: Topology, rank: int) -> bool:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from perfmodel.collectives.rings import Lane, best_rings
-from perfmodel.topology import Link, PathKind, RankPlace, Topology
+from perfmodel.topology import Link, LinkKind, PathKind, RankPlace, Topology
 
 Unit = tuple[int, ...]
+_NETWORK_KINDS = frozenset({LinkKind.INFINIBAND, LinkKind.ROCE, LinkKind.TCP})
+# A RoCE port slower than this is an EFA card (15.5 us half a round trip, AWS 2019), not a NIC of 1-2 us.
+EFA_PORT_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,7 @@ class Group:
         intra: the lane inside the units (the slowest of them); None where every unit is one rank.
         inter: the lane between units; None where there is one unit.
         n_nics: NICs that a unit uses (the fewest).
+        transport: what moves bytes between units: infiniband, roce, efa, tcp; empty where there is one unit.
         device: the device of its first rank, for what depends on the GPU's generation.
     """
 
@@ -32,6 +36,7 @@ class Group:
     intra: Lane | None
     inter: Lane | None
     n_nics: int
+    transport: str
     device: str
 
     @property
@@ -56,8 +61,19 @@ def group_of(topology: Topology, ranks: tuple[int, ...]) -> Group:
         intra=_intra_lane(topology, units),
         inter=inter,
         n_nics=n_nics,
+        transport=_transport(topology, units) if len(units) > 1 else "",
         device=topology.ranks[ranks[0]].device,
     )
+
+
+def _transport(topology: Topology, units: Sequence[Unit]) -> str:
+    """The kind of the cards on the way from the first unit to the second."""
+    cards = [link for link in topology.pair(units[0][0], units[1][0]).links if link.kind in _NETWORK_KINDS]
+    if not cards:
+        return ""
+    if cards[0].kind is LinkKind.ROCE and max(card.latency_s for card in cards) >= EFA_PORT_S:
+        return "efa"
+    return cards[0].kind.value
 
 
 def _units(places: Sequence[RankPlace]) -> tuple[Unit, ...]:

@@ -20,7 +20,9 @@ from perfmodel.collectives.group import Group
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
 from perfmodel.collectives.regime import choose, pairwise_regime, setting_of
 from perfmodel.collectives.settings import Settings
+from perfmodel.collectives.wire import over_wire, wire_of
 from perfmodel.db.fabric import FabricFit
+from perfmodel.db.wire import WireFits
 from perfmodel.errors import ConfigError
 from perfmodel.estimate import Source
 from perfmodel.topology import Topology
@@ -49,10 +51,17 @@ class Price:
     range_frac: tuple[float, float]
 
 
-def price_ring(
-    call: CollectiveCall, topology: Topology, group: Group, settings: Settings, fit: FabricFit | None
-) -> Price:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What was measured: the fit of the machine's fabric, and of the transports between hosts."""
+
+    fit: FabricFit | None
+    wires: WireFits | None
+
+
+def price_ring(call: CollectiveCall, topology: Topology, group: Group, settings: Settings, known: Known) -> Price:
     """all_reduce, all_gather, reduce_scatter, broadcast and reduce. Raises ConfigError if the settings forbid all ways."""
+    fit = known.fit
     setting = setting_of(call.op, call.bytes, topology, group, settings)
     chosen = choose(setting, fit.tuner_bus_frac if fit else 1.0)
     if chosen is None:
@@ -62,11 +71,17 @@ def price_ring(
         )
     modelled = next(c for c in candidates(setting) if (c.algorithm, c.protocol) == (chosen.algorithm, chosen.protocol))
     if fit is None or group.n_units > 1:
-        return _modelled(modelled, group)
+        return _modelled(modelled, setting, known.wires)
     return _fitted_ring(call, setting, modelled, fit)
 
 
-def _modelled(candidate: Candidate, group: Group) -> Price:
+def _modelled(candidate: Candidate, setting: Setting, wires: WireFits | None) -> Price:
+    """NCCL's constants; between hosts corrected by the transport's own figures where it has them."""
+    group = setting.group
+    wire = wire_of(group, wires)
+    if wire is not None:
+        moved = over_wire(candidate, setting.op, float(setting.n_bytes), group, wire)
+        return Price(candidate=moved, source=Source.DERIVED, range_frac=(wire.low_frac, wire.high_frac))
     inter = group.inter is not None
     return Price(candidate=candidate, source=Source.ROOFLINE, range_frac=INTER_RANGE if inter else INTRA_RANGE)
 
@@ -78,7 +93,7 @@ def _fitted_ring(call: CollectiveCall, setting: Setting, modelled: Candidate, fi
         return fitted_price(modelled, fitted.regime_time(fit, key, ask), fit, key[0], ask)
     found = _nearest_regime(call, setting, modelled, fit)
     if found is None:
-        return _modelled(modelled, setting.group)
+        return _modelled(modelled, setting, None)
     stand_in, reference = found
     known = fitted.regime_time(fit, stand_in, ask)
     ratio_latency = known.latency_s / reference.latency_s if reference.latency_s else 1.0
@@ -142,14 +157,13 @@ def fitted_price(modelled: Candidate, found: fitted.Fitted, fit: FabricFit, op: 
     )
 
 
-def price_exchange(
-    call: CollectiveCall, topology: Topology, group: Group, settings: Settings, fit: FabricFit | None
-) -> Price:
+def price_exchange(call: CollectiveCall, topology: Topology, group: Group, settings: Settings, known: Known) -> Price:
     """all_to_all(_v), send_recv, gather and scatter: pairs at once.
 
     Where the fabric's all_to_all was measured, an exchange costs what the uniform all_to_all costs that loads its busiest
     link as much.
     """
+    fit = known.fit
     bandwidth_s, link = exchange.exchange_time(topology, group, call.ranks, send_matrix(call))
     setting = setting_of(call.op, call.bytes, topology, group, settings)
     regime = pairwise_regime(call.op, call.bytes, call.n_ranks)
@@ -163,13 +177,17 @@ def price_exchange(
         bottleneck=link,
     )
     if fit is None or group.n_units > 1:
-        return _modelled(modelled, group)
+        return _modelled(modelled, setting, known.wires)
+    share = fit.fit.parameters.get("exchange_frac")
+    if share is not None:
+        slowed = replace(modelled, bandwidth_s=modelled.bandwidth_s / share)
+        return Price(candidate=slowed, source=Source.DERIVED, range_frac=(fit.fit.low_frac, fit.fit.high_frac))
     pair = ("send_recv", regime)
     if call.op == "send_recv" and pair in fit.regimes:
         ask = replace(_question(call, setting, fit), n_ranks=2, n_bytes=bandwidth_s * fitted.reference_bus(fit, 2))
         return fitted_price(modelled, fitted.regime_time(fit, pair, ask), fit, "send_recv", ask)
     if ("all_to_all", regime) not in fit.regimes:
-        return _modelled(modelled, group)
+        return _modelled(modelled, setting, known.wires)
     return _like_all_to_all(call, topology, setting, modelled, fit)
 
 

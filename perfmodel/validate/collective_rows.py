@@ -10,14 +10,16 @@ import contextlib
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from perfmodel.errors import ConfigError
-from perfmodel.units import MS_PER_S, US_PER_S
-from perfmodel.validate.posted_machines import Machine, posted_machine
+from perfmodel.units import GIGA, MS_PER_S, US_PER_S
+from perfmodel.validate.kernel_rows import is_heldout
+from perfmodel.validate.posted_machines import ROCE_100, SOCKET_25, Machine, posted_machine
 
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 Row = Mapping[str, str]
@@ -25,7 +27,10 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One measured collective. `system` names the machine in tables, `version` the library."""
+    """One measured collective. `system` names the machine in tables, `version` the library.
+
+    `added_s` is what the measurement holds beside the collective's kernel: host time, copies.
+    """
 
     system: str
     machine: Machine
@@ -35,11 +40,28 @@ class CollectiveRow:
     dtype: str
     version: str
     measured_s: float
+    added_s: float = 0.0
 
     @property
     def key(self) -> str:
         """Equal for repeats, element types and library versions of one case."""
         return f"{self.system}/{self.op}/{self.n_ranks}/{self.bytes}"
+
+
+EDGE_BYTES = 1 << 28
+# Vidur's boxes whose rows stand with an aiconfigurator system in a fit.
+_VIDUR_SYSTEMS: Mapping[str, str] = {"vidur_a100_dgx": "a100_sxm", "vidur_h100_dgx": "h100_sxm"}
+
+
+def is_heldout_collective(key: str) -> bool:
+    """Whether no shipped fit has used a case: a fixed share, by hash, the same on every machine and in every release.
+
+    Sizes from EDGE_BYTES on are always used: beyond the last one a law extrapolates.
+    """
+    system, _, rest = key.partition("/")
+    if int(key.rpartition("/")[2]) >= EDGE_BYTES:
+        return False
+    return is_heldout(f"collective/{_VIDUR_SYSTEMS.get(system, system)}/{rest}")
 
 
 # aiconfigurator's system names, and ours for a measured CPU host -> topologies. Its L40S box reaches 5.2 and 1.4 GB/s on 4
@@ -58,7 +80,15 @@ AIC_TOPOLOGIES: Mapping[str, str] = {
 }
 _OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv", "all_gather_base": "all_gather", "all_to_allv": "all_to_all"}
 _DTYPES = {"half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16", "": "float32"}
-_VIDUR_TOPOLOGIES = {"a100_dgx": "dgx_a100_80gb", "h100_dgx": "dgx_h100"}
+_VIDUR_TOPOLOGIES = {
+    "a100_dgx": "dgx_a100_80gb",
+    "h100_dgx": "dgx_h100",
+    "a100_pairwise_nvlink": "pcie_8xa100_bridges",
+    "h100_pairwise_nvlink": "pcie_8xa100_bridges",
+}
+# By what the rows themselves reach: 8-12 GB/s between DGX, 2.4 GB/s between boxes of pairs.
+_VIDUR_SUPPOSED = "one 100 Gbit/s card a DGX, one TCP socket between boxes of pairs, sockets of the shipped topology"
+PARAM_SYSTEM = "v100_dgx1 4 GPUs, host-timed"
 
 
 def _aic(row: Row) -> CollectiveRow:
@@ -79,21 +109,64 @@ def _aic(row: Row) -> CollectiveRow:
 def _vidur(row: Row) -> CollectiveRow | None:
     """Kineto kernel durations of PyTorch's NCCL, rank skew included.
 
-    Rows of several nodes and of bridge pairs are left out: the source does not say what NICs or PCIe they had.
+    The source does not say what NICs, bridges or sockets there are: rows of several nodes and of bridge pairs are priced on
+    the machines of _VIDUR_TOPOLOGIES and marked `*`. A40 pairs are left out: no topology has their bridge.
     """
     topology = _VIDUR_TOPOLOGIES.get(row["node"])
-    n_ranks = int(row["num_workers"])
-    if topology is None or n_ranks > int(row["devices_per_node"]):
+    n_ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
+    if topology is None:
         return None
+    nodes = max(n_ranks // per_node, 1)
+    assumed = nodes > 1 or "pairwise" in row["node"]
     return CollectiveRow(
-        system=f"vidur_{row['node']}",
-        machine=Machine(topology=topology),
+        system=f"vidur_{row['node']}{f' {nodes}x{per_node}' if nodes > 1 else ''}{'*' if assumed else ''}",
+        machine=Machine(
+            topology=topology,
+            nodes=nodes,
+            per_node=min(per_node, n_ranks),
+            nics=(SOCKET_25 if "pairwise" in row["node"] else ROCE_100) if nodes > 1 else None,
+            assumed=_VIDUR_SUPPOSED if assumed else "",
+        ),
         op=_op(row["collective"]),
         bytes=int(row["bytes"]),
         n_ranks=n_ranks,
         dtype="float16",
         version="",
         measured_s=float(row["ms_median"]) / MS_PER_S,
+    )
+
+
+# PARAM's host timing on 4 V100 (figure of ml_perf_model's comm_bench.ipynb): its floor below 64 KiB less the kernel of 8 us,
+# and whether lists of tensors are flattened by a copy.
+_HOST_TIMED: Mapping[str, tuple[float, bool]] = {
+    "all_reduce": (73.0, False),
+    "reduce": (73.0, False),
+    "all_to_all": (74.0, False),
+    "all_to_allv": (77.0, False),
+    "all_gather_base": (62.0, False),
+    "all_gather": (152.0, True),
+    "reduce_scatter": (144.0, True),
+}
+# A copy on V100: reads and writes each byte at 0.73 of 900 GB/s (all_gather less all_gather_base at 1 GiB, same figure).
+_COPY_BYTES_PER_S = 655 * GIGA / 2
+
+
+def _param(row: Row) -> CollectiveRow:
+    """PARAM's host-timed latencies on half a DGX-1: the price is the kernel's, the host's floor is added."""
+    name, n_bytes = row["collective"], int(row["size_bytes"])
+    if name not in _HOST_TIMED:
+        raise ConfigError(f"collective: found {name!r}, allowed {', '.join(_HOST_TIMED)}")
+    floor_us, copied = _HOST_TIMED[name]
+    return CollectiveRow(
+        system=PARAM_SYSTEM,
+        machine=Machine(topology="dgx1_v100"),
+        op=_op(name),
+        bytes=n_bytes,
+        n_ranks=4,
+        dtype="float32",
+        version="",
+        measured_s=float(row["latency_us_pm4pct"]) / US_PER_S,
+        added_s=floor_us / US_PER_S + (n_bytes / _COPY_BYTES_PER_S if copied else 0.0),
     )
 
 
@@ -104,7 +177,7 @@ def _posted(row: Row) -> CollectiveRow | None:
     if machine is None or not row["time_us"]:
         return None
     return CollectiveRow(
-        system=f"posted {machine.topology} {nodes}x{machine.per_node}",
+        system=f"posted {machine.title}",
         machine=machine,
         op=_op(row["collective"]),
         bytes=int(row["bytes"]),
@@ -132,6 +205,7 @@ FORMATS = (
     Format("aiconfigurator NCCL", frozenset({"system", "collective", "dtype", "num_gpus", "bytes", "us"}), _aic),
     Format("posted nccl-tests", frozenset({"machine", "gpus", "nodes", "link_type", "collective", "time_us"}), _posted),
     Format("Vidur network", frozenset({"node", "collective", "num_workers", "devices_per_node", "ms_median"}), _vidur),
+    Format("PARAM host-timed", frozenset({"collective", "size_bytes", "latency_us_pm4pct"}), _param),
 )
 
 
@@ -154,6 +228,33 @@ def read_collectives(path: Path) -> list[CollectiveRow]:
                 f"{path}: columns: found {', '.join(sorted(header)) or 'none'}, allowed those of {allowed}"
             )
         return list(_rows(path, reader, form))
+
+
+def left_out(paths: Iterable[Path]) -> list[str]:
+    """One line for each machine whose rows are not priced: how many, and why; and what is supposed of others."""
+    lines: list[str] = []
+    for path in paths:
+        dropped: Counter[str] = Counter()
+        supposed: dict[str, str] = {}
+        with _open(path) as text:
+            reader = csv.DictReader(text)
+            form = next(form for form in FORMATS if form.columns <= set(reader.fieldnames or ()))
+            for row in reader:
+                found = form.read(row)
+                if found is None:
+                    dropped[_why(row)] += 1
+                elif found.machine.assumed:
+                    supposed[found.system] = found.machine.assumed
+        lines += [f"{path.name}: {count} rows left out: {why}" for why, count in sorted(dropped.items())]
+        lines += [f"{path.name}: {system}: supposed {what}" for system, what in sorted(supposed.items())]
+    return lines
+
+
+def _why(row: Row) -> str:
+    name = row.get("machine") or row.get("node") or ""
+    return (
+        f"{name}: no time given" if "time_us" in row and not row["time_us"] else f"{name}: no topology of this machine"
+    )
 
 
 def _rows(path: Path, reader: csv.DictReader[str], form: Format) -> Iterator[CollectiveRow]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective
 from perfmodel.config import load_topology
@@ -13,7 +14,7 @@ from perfmodel.db.fabric import FabricFit
 from perfmodel.metrics import mean_error, percentile
 from perfmodel.topology import Topology, build_topology
 from perfmodel.units import parse_bytes_per_s, parse_seconds
-from perfmodel.validate.collective_rows import CollectiveRow, read_collectives
+from perfmodel.validate.collective_rows import CollectiveRow, is_heldout_collective, read_collectives
 from perfmodel.validate.posted_machines import Machine
 
 
@@ -26,8 +27,8 @@ class CollectiveScore:
 
     @property
     def predicted_s(self) -> float:
-        """Predicted time (s)."""
-        return self.estimate.time_s
+        """Predicted time (s), with what the measurement adds."""
+        return self.estimate.time_s + self.row.added_s
 
     @property
     def error(self) -> float:
@@ -37,7 +38,7 @@ class CollectiveScore:
     @property
     def inside(self) -> bool:
         """Whether the measurement lies in the estimate's range."""
-        return self.estimate.low_s <= self.row.measured_s <= self.estimate.high_s
+        return self.estimate.low_s <= self.row.measured_s - self.row.added_s <= self.estimate.high_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,8 @@ class Score:
 
 
 @lru_cache(maxsize=256)
-def _machine(machine: Machine, version: str) -> Topology:
+def topology_of(machine: Machine, version: str) -> Topology:
+    """The machine of a row, with its library version."""
     spec = load_topology(machine.topology)
     if machine.nodes > 1 and machine.nodes != spec.n_nodes:
         spec = spec.with_nodes(machine.nodes)
@@ -78,11 +80,11 @@ def _machine(machine: Machine, version: str) -> Topology:
     return build_topology(spec.model_copy(update={"env": env}))
 
 
-def _ranks(topology: Topology, row: CollectiveRow) -> tuple[int, ...]:
+def ranks_of(topology: Topology, row: CollectiveRow) -> tuple[int, ...]:
     """The first ranks of each node, or the first of all where an NVLink domain is larger than a host."""
     if row.machine.nodes == 1:
         return tuple(range(row.n_ranks))
-    chosen = [rank for host in topology.hosts() for rank in host[: row.machine.per_node]]
+    chosen = [rank for host in topology.hosts() for rank in host[:: row.machine.every][: row.machine.per_node]]
     return tuple(chosen[: row.n_ranks])
 
 
@@ -90,20 +92,27 @@ def score_rows(rows: Iterable[CollectiveRow], *, fits: Mapping[str, FabricFit] |
     """Every row with its prediction; `fits` by fabric instead of those in the database."""
     scored = []
     for row in rows:
-        topology = _machine(row.machine, row.version)
-        call = CollectiveCall(op=row.op, bytes=row.bytes, ranks=_ranks(topology, row), dtype=row.dtype)
+        topology = topology_of(row.machine, row.version)
+        call = CollectiveCall(op=row.op, bytes=row.bytes, ranks=ranks_of(topology, row), dtype=row.dtype)
         scored.append(CollectiveScore(row=row, estimate=estimate_collective(call, topology, fits=fits)))
     return scored
 
 
-def score_collectives(files: Sequence[str | Path], *, min_bytes: int = 1024, max_bytes: int = 2**29) -> list[Score]:
+def score_collectives(
+    files: Sequence[str | Path],
+    *,
+    only: Literal["heldout", "all"] = "all",
+    min_bytes: int = 1024,
+    max_bytes: int = 2**29,
+) -> list[Score]:
     """Scores every system and operation in `files`, sizes from `min_bytes` to `max_bytes` (1 KiB to 512 MiB).
 
-    Several nodes are scored at every size. Shipped fits use all public rows of one node: their held-out errors stand in the
-    fit files, and `python -m calibrate.fit_collectives --cross-validate` finds them again. Raises ConfigError with one line
-    for a file of no known format or a damaged one.
+    Several nodes are scored at every size. With `only="heldout"` only cases that no shipped fit has used. Raises ConfigError
+    with one line for a file of no known format or a damaged one.
     """
     rows = [row for file in files for row in read_collectives(Path(file))]
+    if only == "heldout":
+        rows = [row for row in rows if is_heldout_collective(row.key)]
     kept = [row for row in rows if row.machine.nodes > 1 or min_bytes <= row.bytes <= max_bytes]
     return summarise(score_rows(kept))
 

@@ -126,13 +126,13 @@ def test_19_four_nodes_use_all_their_nics():
 
 
 def test_19_leaving_the_node_costs_most_for_small_messages():
-    """With the latency of that network (EFA, here 40 us a port) the penalty falls from far above to about 2 with size."""
-    many, one = machine("dgx_b200", nodes=4, latency=40e-6), machine("dgx_b200")
+    """Four p6-b200 nodes against one: the penalty falls from far above to about 2 with size."""
+    many, one = machine("aws_p6_b200", nodes=4), machine("aws_p6_b200")
     sizes = (2**15, 2**20, 2**25, 2**30, 2**34)
     penalty = [
         price(many, "all_reduce", n, range(32)).time_s / price(one, "all_reduce", n, range(8)).time_s for n in sizes
     ]
-    assert penalty[0] > 5
+    assert penalty[0] > 9  # 120 as posted, of a 32 KiB point that is slower than the same machine's 1 MiB point
     assert penalty[-1] == pytest.approx(2.2, rel=0.15)
     assert penalty[1:] == sorted(penalty[1:], reverse=True)
 

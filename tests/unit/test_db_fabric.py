@@ -30,7 +30,7 @@ def test_every_shipped_fabric_loads_and_passes_its_check():
 def test_a_fabric_without_tables_takes_the_nearest_and_one_without_any_takes_none():
     assert load_fabric("nvswitch_b300").fabric == "nvswitch_b200"
     assert load_fabric("pcie_t4").fabric == "pcie_rtx_pro_6000"
-    assert load_fabric("nvlink_mesh_v100") is None
+    assert load_fabric("nvlink_mesh_a100") is None
 
 
 def test_a_fit_survives_the_disk(tmp_path, fit):
@@ -80,8 +80,8 @@ def test_sources_say_what_was_measured():
     assert price("dgx_h100", "all_reduce", 2**20, range(6)).source is Source.DERIVED
     assert price("dgx_h100", "broadcast", 2**20, range(8)).source is Source.DERIVED
     assert price("pcie_8xl40s", "all_reduce", 2**20, range(8)).source is Source.DERIVED
-    assert price("dgx1_v100", "all_reduce", 2**20, range(8)).source is Source.ROOFLINE
-    assert price("dgx_h100_x2", "all_reduce", 2**20, range(16)).source is Source.ROOFLINE
+    assert price("dgx1_v100", "all_reduce", 2**20, range(8)).source is Source.DERIVED
+    assert price("dgx_h100_x2", "all_reduce", 2**20, range(16)).source is Source.DERIVED
 
 
 def test_a_library_version_moves_the_price():
