@@ -117,12 +117,12 @@ def parallel(rows: Iterable[Row]) -> Iterator[Cells]:
 
     `accelerate`'s Megatron engine steps the optimizer inside what was timed, so the phase is `train`.
     """
-    plans = {"dp4": "ddp", "tp4": "tp=4", "pp4": "pp=4,micro_batches=1"}
+    plans = {"dp4": "data_parallel.reduce=after_backward", "tp4": "tp=4", "pp4": "pp=4,micro_batches=1"}
     for row in rows:
         if row["source"] == NEUSIGHT and row["num_gpus"] == "4":
             plan = plans[note_value(row, "parallel")]
             made = cells(
-                row, model="models/gpt2_large_eager.yaml", topology="topologies/hgx_4xa100_40gb.yaml", plan=plan
+                row, model="models/gpt2_large_megatron.yaml", topology="topologies/hgx_4xa100_40gb.yaml", plan=plan
             )
             yield {**made, "name": f"{made['name']}-{note_value(row, 'parallel')}"}
 
@@ -206,7 +206,7 @@ def megatron(folder: Path) -> Iterator[Cells]:
                 "name": f"{kind}-{number}-h{size[0]}-l{size[2]}-t{row['tp']}-d{row['dp']}-p{row['pp']}",
                 "model": f"models/megatron_{'_'.join(size)}.yaml",
                 "topology": MEGATRON_NODES[int(row["num_gpus"])],
-                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro}",
+                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro},data_parallel.reduce=after_backward",
                 "batch_per_rank": str(int(row["global_batch"]) // int(row["dp"])),
                 "seq_len": row["seq_len"],
                 "precision": "bf16",

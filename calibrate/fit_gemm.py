@@ -61,7 +61,8 @@ SOURCES = {"bf16_tensor": AIC, "fp16_tensor": VIDUR, "fp32": NEUSIGHT, "fp32_bat
 # Whose measurements a device's unmeasured segments come from, and whether it is the same silicon (then the correction
 # holds as well): the datasheets name the chips (GA100, GH100, AD102 and AD104 of one compute capability).
 BORROWED: Mapping[str, Mapping[str, str]] = {
-    "a100_sxm_80gb": {"fp32": "a100_pcie_40gb", "fp32_batched": "a100_pcie_40gb"},
+    # Of the two PCIe cards the one with the higher power limit (300 W): the module's 400 W holds clocks up at least as well.
+    "a100_sxm_80gb": {"fp32": "a100_pcie_80gb", "fp32_batched": "a100_pcie_80gb"},
     "a100_pcie_40gb": {"bf16_tensor": "a100_sxm_80gb"},
     "a100_pcie_80gb": {"bf16_tensor": "a100_sxm_80gb"},
     "h200_sxm": {"fp32": "h100_sxm", "fp32_batched": "h100_sxm"},
