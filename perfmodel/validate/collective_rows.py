@@ -86,8 +86,10 @@ _VIDUR_TOPOLOGIES = {
     "a100_pairwise_nvlink": "pcie_8xa100_bridges",
     "h100_pairwise_nvlink": "pcie_8xa100_bridges",
 }
-# By what the rows themselves reach: 8-12 GB/s between DGX, 2.4 GB/s between boxes of pairs.
-_VIDUR_SUPPOSED = "one 100 Gbit/s card a DGX, one TCP socket between boxes of pairs, sockets of the shipped topology"
+# By what the rows themselves reach: 8-12 GB/s between DGX A100, 2.4 GB/s between boxes of pairs. A DGX H100 keeps
+# the cards of its topology.
+_VIDUR_NICS = {"a100_dgx": ROCE_100, "a100_pairwise_nvlink": SOCKET_25, "h100_pairwise_nvlink": SOCKET_25}
+_VIDUR_SUPPOSED = "one 100 Gbit/s card a DGX A100, one TCP socket between boxes of pairs, sockets of the shipped topology"
 PARAM_SYSTEM = "v100_dgx1 4 GPUs, host-timed"
 
 
@@ -124,7 +126,7 @@ def _vidur(row: Row) -> CollectiveRow | None:
             topology=topology,
             nodes=nodes,
             per_node=min(per_node, n_ranks),
-            nics=(SOCKET_25 if "pairwise" in row["node"] else ROCE_100) if nodes > 1 else None,
+            nics=_VIDUR_NICS.get(row["node"]) if nodes > 1 else None,
             assumed=_VIDUR_SUPPOSED if assumed else "",
         ),
         op=_op(row["collective"]),
