@@ -8,6 +8,9 @@ device.yaml if it was measured; else the one of the same kind with the smallest
 
 (bytes per FLOP: memory bandwidth over FP32 peak), so that a generation weighs as much as twice the bandwidth for the same
 arithmetic: H100 is nearer to A100 (HBM) than to L4, whose compute capability 8.9 is nearer but whose memory is GDDR.
+
+`nearest` names a sibling by its arithmetic (same chip, same power), so families that memory bounds do not follow it: A100 SXM
+40 GB multiplies like the 80 GB module, and streams like the 40 GB card whose memory it has.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from perfmodel.estimate import Source
 # is the edge of most shapes.
 LOW_WIDENING = 0.8
 HIGH_WIDENING = 1.25
+MEMORY_BOUND = frozenset({"copy", "elementwise", "embedding", "norm", "optimizer", "reduction", "softmax"})
 
 
 def distance(device: Device, donor: Device) -> tuple[float, str]:
@@ -39,7 +43,8 @@ def nearest_donor(device: Device, donors: Iterable[Device], family: str) -> Devi
     measured = [
         donor for donor in donors if donor.kind == device.kind and donor.name != device.name and family in donor.fits
     ]
-    measured.sort(key=lambda donor: (donor.name != device.nearest, distance(device, donor)))
+    named = "" if family in MEMORY_BOUND else device.nearest
+    measured.sort(key=lambda donor: (donor.name != named, distance(device, donor)))
     return next((donor for donor in measured if INHERITED_KEY not in donor.fits[family].provenance), None)
 
 
