@@ -41,7 +41,7 @@ def model_of(row: Mapping[str, str]) -> dict[str, Any]:
     return {
         "kind": "transformer", "name": f"gpt_{row['hidden_size']}_{row['num_layers']}", "architecture": "gpt2",
         "implementation": "megatron", "batch_size": int(row["micro_batch"]), "precision": "bf16",
-        "optimizer": {"name": "adam", "implementation": "fused"}, "vocab_size": VOCABULARY,
+        "optimizer": {"name": "adam", "implementation": "fused", "main_parameters": True}, "vocab_size": VOCABULARY,
         "hidden_size": int(row["hidden_size"]), "layers": int(row["num_layers"]), "heads": int(row["num_heads"]),
         "max_positions": int(row["seq_len"]), "hidden_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1,
         "attention": "eager", "gradient_checkpointing": True,

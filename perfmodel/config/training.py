@@ -17,12 +17,15 @@ class Optimizer(Spec):
 
     `implementation`: `default` is what torch picks by itself (foreach on CUDA), `fused` one kernel for many parameters,
     `for_loop` one parameter at a time.
+    `main_parameters`: 16-bit parameters are updated through fp32 copies, with gradients converted, checked for overflow
+    and clipped, as in Megatron-LM.
     """
 
     name: Literal["sgd", "adagrad", "adam", "adamw"]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     implementation: Literal["default", "foreach", "fused", "for_loop"] = "default"
+    main_parameters: bool = False
 
 
 class SparseOptimizer(Spec):

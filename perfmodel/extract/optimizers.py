@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.errors import GraphError, suggest
+from perfmodel.extract.main_parameters import MainParameters
 
 # Learning rates change no time; torch's SGD and Adagrad share this one as a default.
 _LEARNING_RATE = 0.01
@@ -31,9 +32,14 @@ def dense_optimizer(
     """
     made = chosen(name, _DENSE, "optimizer")
     options = {"lr": _LEARNING_RATE, **options}
+    through_mains = options.pop("main_parameters", False)
     if target == "cuda" and not options.get("fused") and options.get("foreach") is None:
         options["foreach"] = True
-    return _with_state(made([{"params": list(parameters)}], **{"lr": _LEARNING_RATE, **options}))
+
+    def make(of: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return _with_state(made([{"params": list(of)}], **options))
+
+    return MainParameters(parameters, make) if through_mains else make(parameters)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

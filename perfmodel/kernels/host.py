@@ -60,6 +60,13 @@ _CLASSES: Mapping[float, tuple[str, ...]] = {
         "aten._embedding_bag_dense_backward",
         "aten._embedding_bag_sparse_backward",
         "aten._coalesce",
+        # Megatron-LM's fused kernels: autograd functions in Python too
+        "perfmodel.bias_gelu",
+        "perfmodel.bias_gelu_backward",
+        "perfmodel.bias_dropout_add",
+        "perfmodel.bias_dropout_backward",
+        "perfmodel.causal_softmax",
+        "perfmodel.causal_softmax_backward",
     ),
     # layer norm 30 us, reductions 25 us, cat 30 us, index 29 us, losses 24-30 us, max pool 26 us, dropout backward 29 us
     1.7: (

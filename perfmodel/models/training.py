@@ -11,6 +11,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, SparseAdam
 from torch.optim.optimizer import Optimizer as TorchOptimizer
 
 from perfmodel.config.training import Optimizer, SparseOptimizer
+from perfmodel.errors import GraphError
 from perfmodel.models.built import BuiltModel
 
 # Changes no time; small enough that a few live steps stay finite.
@@ -55,6 +56,8 @@ def dense_arguments(optimizer: Optimizer) -> dict[str, Any]:
         kwargs[optimizer.implementation] = True
     if optimizer.implementation == "for_loop":
         kwargs["foreach"] = False
+    if optimizer.main_parameters:
+        kwargs["main_parameters"] = True
     return {"optimizer": optimizer.name, "optimizer_kwargs": kwargs}
 
 
@@ -78,6 +81,8 @@ def make_optimizers(built: BuiltModel) -> list[TorchOptimizer]:
     hidden = {id(parameter) for parameter in sparse.values()}
     dense = [p for p in built.module.parameters() if id(p) not in hidden and p.requires_grad]
     made: list[TorchOptimizer] = []
+    if built.optimizer_kwargs.get("main_parameters"):
+        raise GraphError("optimizer.main_parameters: predicted only, not run; leave it out to train here")
     if dense:
         made.append(_DENSE[built.optimizer](dense, **built.optimizer_kwargs))
     if sparse:
