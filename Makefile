@@ -9,7 +9,7 @@ predict: $(VENV)/.ready
 	$(BIN)/perfmodel predict --model dlrm.yaml --topo dgx.yaml
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
