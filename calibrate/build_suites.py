@@ -134,11 +134,12 @@ def dlrm(rows: Iterable[Row]) -> Iterator[Cells]:
         if not row["model"].startswith("dlrm") or tier(row) not in ("A+", "A") or not pytorch:
             continue
         if row["model"] == "dlrm_mlperf":
-            yield cells(row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="dlrm_mlperf_8")
+            yield cells(row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="plans/dlrm_mlperf_v07_8.yaml")
         elif row["model"] == "dlrm_small":
             yield cells(row, model="dlrm_criteo_t15", topology=SINGLE_GPU[row["gpu"]], mode="cuda_graph")
         else:
-            plan = f"plans/dlrm_t3_{n_gpus}.yaml"
+            half = "fp16_" if row["precision"] == "amp_fp16" else ""  # lookups give 16-bit rows under AMP there
+            plan = f"plans/dlrm_t3_{half}{n_gpus}.yaml"
             topology = NODES[row["gpu"], n_gpus]
             yield cells(row, model="dlrm_criteo_t3", topology=topology, plan=plan, mode="cuda_graph")
 

@@ -116,12 +116,16 @@ class EmbeddingPlan(Spec):
     `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
     has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table
     is named as in the model file, or by its parameter. `index_exchange`: ranks load their own samples and send indices to
-    the tables' owners; without it every rank loads the whole global batch's indices of its tables.
+    the tables' owners; without it every rank loads the whole global batch's indices of its tables. `bottom_mlp`: the rank
+    that runs a DLRM's bottom MLP for the global batch (None: every rank, for its own samples). `row_precision`: the type in
+    which pooled rows and their gradients travel (`own`: that of the lookups).
     """
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
     placement: Mapping[str, Annotated[int | str, BeforeValidator(_placement)]] = Field(default_factory=dict)
     index_exchange: bool = True
+    bottom_mlp: Annotated[int, Field(ge=0)] | None = None
+    row_precision: Literal["own", "fp16", "bf16"] = "own"
 
 
 def _embeddings(value: Any) -> Any:

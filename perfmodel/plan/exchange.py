@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from perfmodel.graph import Graph, Op, Phase, TensorSpec
+from perfmodel.plan.bottom import scale_batch
 from perfmodel.plan.events import Collective, Event, op_event
 from perfmodel.plan.facts import GraphFacts
 from perfmodel.plan.tables import TableOps, drop_tensors, scale_op
@@ -162,7 +163,10 @@ def _global_op(exchange: Exchange, table: TableOps, op_id: int) -> Event:
     def make() -> Event:
         local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
         rename = {storage: GLOBAL_STORAGE + storage for storage in local}
+        op = exchange.graph.ops[op_id]
+        if table.batch:
+            return op_event(scale_batch(op, exchange.n_ranks, table.batch, rename))
         fixed = {(table.table.rows, table.table.dim)}
-        return op_event(scale_op(exchange.graph.ops[op_id], exchange.n_ranks, fixed, rename))
+        return op_event(scale_op(op, exchange.n_ranks, fixed, rename))
 
     return exchange.facts.event((op_id, exchange.n_ranks, table.table.parameter), make)

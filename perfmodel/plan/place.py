@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.config import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph
+from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
+from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan.assign import assign_explicit, assign_table_wise
 from perfmodel.plan.buckets import Bucket, assign_buckets
@@ -24,6 +25,9 @@ from perfmodel.plan.hybrid import place_mesh
 from perfmodel.plan.memory import check_memory, dense_memory
 from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.tables import TableOps
+
+# Bytes of an element of pooled rows on the way, by `row_precision`; None: as looked up.
+ROW_BYTES = {"own": None, "fp16": ITEMSIZE_BYTES["float16"], "bf16": ITEMSIZE_BYTES["bfloat16"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
                 device=device,
                 events=link_events(_rank_events(spread, members[0])),
                 memory=memory,
-                tables=held,
+                tables=tuple(name for name in held if name != bottom.MODULE),
             )
         )
     return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread), n_micro=plan.n_micro)
@@ -85,10 +89,16 @@ def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _
         dense = dense_memory(facts, frozenset(tables), plan.n_micro)
         free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
         owner = _owners(plan, tables, facts.table_row_bytes, free)
+        tables, owner = _with_bottom(facts, plan, n_ranks, (tables, owner))
     exchange = ex.Exchange(
-        facts=facts, tables=tables, owner=owner, n_ranks=n_ranks, index_exchange=plan.embeddings.index_exchange
+        facts=facts,
+        tables=tables,
+        owner=owner,
+        n_ranks=n_ranks,
+        index_exchange=plan.embeddings.index_exchange,
+        row_itemsize_bytes=ROW_BYTES[plan.embeddings.row_precision],
     )
-    dense_parameters = [p for p in facts.graph.parameters if p.name not in owner]
+    dense_parameters = _dense_parameters(exchange)
     ddp = plan.data_parallel
     buckets = assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if n_ranks > 1 else ()
     skipped = exchange.skipped()
@@ -103,6 +113,29 @@ def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _
         ),
         optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
     )
+
+
+def _with_bottom(
+    facts: GraphFacts, plan: PlanSpec, n_ranks: int, found: tuple[dict[str, TableOps], dict[str, int]]
+) -> tuple[dict[str, TableOps], dict[str, int]]:
+    """Tables and owners with the bottom MLP among them, where the plan puts it on one rank."""
+    rank = plan.embeddings.bottom_mlp
+    if rank is None:
+        return found
+    if rank >= n_ranks:
+        raise InfeasiblePlanError(f"plan puts the bottom MLP on rank {rank}; ranks are 0 to {n_ranks - 1}")
+    ops = facts.derived("bottom", lambda: bottom.bottom_ops(facts.graph))
+    return {**found[0], bottom.MODULE: ops}, {**found[1], bottom.MODULE: rank}
+
+
+def _dense_parameters(exchange: ex.Exchange) -> list[Parameter]:
+    """Parameters that every rank has: in no sharded table, not of a bottom MLP on one rank."""
+    alone = f"{bottom.MODULE}." if bottom.MODULE in exchange.owner else None
+    return [
+        p
+        for p in exchange.graph.parameters
+        if p.name not in exchange.owner and not (alone and p.name.startswith(alone))
+    ]
 
 
 def _owners(
@@ -149,7 +182,7 @@ def _step_events(
     """Forward to backward of one micro-batch; gradients are reduced where `buckets` are given (`no_sync` elsewhere)."""
     insertions = bucket_insertions(buckets, tuple(range(exchange.n_ranks)), plan.n_micro * ex.N_EXCHANGES)
     if micro:
-        dense = [p for p in exchange.facts.graph.parameters if p.name not in exchange.owner]
+        dense = _dense_parameters(exchange)
         for op_id, added in accumulate(dense).items():
             insertions[op_id] = [*added, *insertions.get(op_id, ())]
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
@@ -166,8 +199,8 @@ def _step_events(
 def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
     """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
     row_bytes = spread.facts.table_row_bytes
-    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner), spread.plan.n_micro)
-    held = spread.exchange.held(rank)
+    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner) - {bottom.MODULE}, spread.plan.n_micro)
+    held = [found for found in spread.exchange.held(rank) if not found.batch]  # a bottom MLP is in the dense part
     weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
     with_state = sum(t.table.rows * row_bytes[t.table.parameter] for t in held)
     buckets = sum(bucket.bytes for bucket in spread.buckets)

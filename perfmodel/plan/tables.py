@@ -14,7 +14,8 @@ class TableOps:
     """Ops of one table by phase (ids in graph order), what it reads and gives, and the gradients it receives.
 
     `own` are the storages that belong to it alone: weight, gradients, optimizer state and what its ops make. An optimizer
-    op that works on many tensors at once may be shared with other tables.
+    op that works on many tensors at once may be shared with other tables. `batch` is not 0 for what is no table: the length
+    of the axis that grows with the global batch.
     """
 
     table: TableAccess
@@ -25,6 +26,7 @@ class TableOps:
     outputs: tuple[TensorSpec, ...]
     gradients: tuple[TensorSpec, ...]
     own: frozenset[int]
+    batch: int = 0
 
     @property
     def ids(self) -> frozenset[int]:
@@ -66,7 +68,7 @@ def find_table_ops(graph: Graph) -> dict[str, TableOps]:
             optimizer=tuple(op.id for op in optimizer),
             inputs=_unique(spec for op in forward for spec in op.inputs if spec.storage != weight),
             outputs=tuple(op.outputs[0] for op in forward),
-            gradients=_incoming(forward, backward, made),
+            gradients=incoming(forward, backward, made),
             own=frozenset(own),
         )
     return found
@@ -98,7 +100,7 @@ def is_multi_tensor(op: Op) -> bool:
     return "foreach" in op.name or "fused" in op.name
 
 
-def _incoming(forward: Sequence[Op], backward: Sequence[Op], made: set[int]) -> tuple[TensorSpec, ...]:
+def incoming(forward: Sequence[Op], backward: Sequence[Op], made: set[int]) -> tuple[TensorSpec, ...]:
     """Tensors that the backward ops read and that no table op made or looked up with: gradients of the results."""
     own = made | {spec.storage for op in forward for spec in (*op.inputs, *op.outputs)}
     return _unique(
@@ -126,7 +128,7 @@ def scale_op(op: Op, factor: int, fixed_shapes: Set[tuple[int, ...]], rename: Ma
             axis = 1 if len(shape) == 2 and shape[0] == 1 else 0
             shape = (*shape[:axis], shape[axis] * factor, *shape[axis + 1 :])
         storage = rename.get(spec.storage, spec.storage)
-        return replace(spec, shape=shape, strides=_row_major(shape), storage=storage)
+        return replace(spec, shape=shape, strides=row_major(shape), storage=storage)
 
     return replace(op, inputs=tuple(map(scale, op.inputs)), outputs=tuple(map(scale, op.outputs)))
 
@@ -142,7 +144,8 @@ def drop_tensors(op: Op, storages: Set[int]) -> Op:
     )
 
 
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides (elements) of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
