@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from perfmodel.db.device import Device
@@ -21,6 +22,8 @@ from perfmodel.kernels.unmodelled import unmodelled
 MAX_REMEMBERED_DEVICES = 16
 MAX_REMEMBERED_CALLS = 200_000  # of one family on one device
 MAX_REMEMBERED_OPS = 1_000_000  # about 200 MB; beyond it the memory of rule results starts anew
+
+TF32, WITHOUT_TF32 = "tf32_tensor", "fp32"  # pipes; NVIDIA A100 white paper: TF32 came with Ampere's tensor cores
 
 SPARSE_ARGUMENT = ".values"  # a sparse tensor argument is given as two tensors, `<name>.indices` and `<name>.values`
 EMBEDDING_BAG_BACKWARD = "aten._embedding_bag_backward"
@@ -181,6 +184,13 @@ class _Answers:
         return known.of(device, family, members)
 
 
+def _as_run(call: KernelCall, device: Device) -> KernelCall:
+    """The call as `device` runs it: permission to use TF32 changes nothing where there are no TF32 units (before Ampere)."""
+    if call.pipe == TF32 and TF32 not in device.peak_flops_per_s:
+        return replace(call, pipe=WITHOUT_TF32)
+    return call
+
+
 class _FamilyAnswers:
     """Estimates by one law on one device."""
 
@@ -193,7 +203,7 @@ class _FamilyAnswers:
         estimates = self.estimates
         new = [call for key, call in members.items() if key not in estimates]
         if new:
-            found = self.law(new, device)
+            found = self.law([_as_run(call, device) for call in new], device)
             if len(found) != len(new):
                 raise RuntimeError(f"family {family} gave {len(found)} estimates for {len(new)} calls")
             estimates.update((id(call), (call, estimate)) for call, estimate in zip(new, found, strict=True))
