@@ -42,12 +42,21 @@ class DataParallel(Spec):
 
     With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `reduce`: `buckets` during
     backward, as torch does; `after_backward` all at once when backward is done, as Megatron-LM without overlap does.
+    `shard`: what of the model's state is divided over replicas instead of copied: `optimizer` (ZeRO 1), `gradients` too
+    (ZeRO 2), `parameters` too (ZeRO 3 as torch's FSDP2 does it, block by block).
     """
 
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
     gradient_as_bucket_view: bool = False
     reduce: Literal["buckets", "after_backward"] = "buckets"
+    shard: Literal["nothing", "optimizer", "gradients", "parameters"] = "nothing"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataParallel:
+        if self.shard != "nothing" and self.reduce != "buckets":
+            raise ValueError(f"reduce: found {self.reduce} with shard {self.shard}, allowed buckets")
+        return self
 
 
 class TensorParallel(Spec):
@@ -167,7 +176,8 @@ class PlanSpec(Spec):
     @property
     def is_mesh(self) -> bool:
         """Whether ranks differ in more than the data they see."""
-        return any(self.mesh.get(dim, 1) > 1 for dim in ("pp", "tp")) or self.data_parallel.reduce != "buckets"
+        plain = self.data_parallel.reduce == "buckets" and self.data_parallel.shard == "nothing"
+        return not plain or any(self.size(dim) > 1 for dim in ("pp", "tp"))
 
     def size(self, dim: str) -> int:
         """Ranks along a mesh dimension as the plan names them; 1 if it does not."""
@@ -179,16 +189,27 @@ class PlanSpec(Spec):
             raise ValueError(
                 f"accumulate: found {self.accumulate} with micro_batches {self.micro_batches}, allowed one of them"
             )
+        shard = self.data_parallel.shard
+        if shard in ("gradients", "parameters") and self.size("pp") > 1:
+            raise ValueError(
+                f"data_parallel.shard: found {shard} with {self.size('pp')} pipeline stages, allowed one stage; stages go "
+                "with shard optimizer"
+            )
         if self.pipeline.schedule == "interleaved" and self.size("pp") == 1:
             raise ValueError("pipeline.schedule: found interleaved with one stage, allowed with mesh.pp of 2 or more")
         return self
 
 
 # Names that mean a plan without a file.
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {"ddp": {"name": "ddp"}}
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "ddp": {"name": "ddp"},
+    "zero1": {"name": "zero1", "data_parallel": {"shard": "optimizer"}},
+    "zero2": {"name": "zero2", "data_parallel": {"shard": "gradients"}},
+    "fsdp": {"name": "fsdp", "data_parallel": {"shard": "parameters"}},
+}
 # Inline keys that stand for a key inside a section.
 _SHORT = {
-    **dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view", "reduce"), "data_parallel"),
+    **dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view", "reduce", "shard"), "data_parallel"),
     **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks"), "pipeline"),
     **dict.fromkeys(MESH_DIMS, "mesh"),

@@ -8,15 +8,34 @@ from functools import partial
 
 from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph, Op, TensorSpec
+from perfmodel.graph import Graph, Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
-from perfmodel.plan.events import Collective, Event, MemoryUse, Placement, RankClass, Stream, link_events, op_event
+from perfmodel.plan.events import (
+    Collective,
+    CollectiveOp,
+    Event,
+    MemoryUse,
+    Placement,
+    RankClass,
+    Stream,
+    link_events,
+    op_event,
+)
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.memory import check_memory, dense_memory
 from perfmodel.plan.mesh import Mesh, mesh_of
 from perfmodel.plan.schedule import Step, most_in_flight, schedule
 from perfmodel.plan.segments import Groups, Program, Segment, ops_of, segment
+from perfmodel.plan.sharded_states import (
+    Unit,
+    backward_gathers,
+    forward_gathers,
+    gradient_scatters,
+    shard_optimizer,
+    units_of,
+    wait_for_gradients,
+)
 from perfmodel.plan.stages import Stage, cut
 from perfmodel.plan.tensor_parallel import tensor_parallel
 
@@ -106,13 +125,39 @@ class _Spread:
             in_flight = most_in_flight(steps, number)
             above = max(above, one.activations_bytes - kept)
             total = _sum(total, replace(one, activations_bytes=kept * in_flight))
+        total = self._divided(total, stage)
         buckets = sum(p.tensor.bytes for c in self.chunks(stage) for p in c.graph.parameters)
+        if self.plan.data_parallel.shard in ("gradients", "parameters"):
+            buckets = min(buckets, 2 * self._largest_unit_bytes(stage))
         bucketed = self.mesh.size("dp") > 1 and not self.plan.data_parallel.gradient_as_bucket_view
         return replace(
             total,
             activations_bytes=total.activations_bytes + max(above, 0),
             communication_bytes=buckets if bucketed and self.plan.data_parallel.reduce == "buckets" else 0,
         )
+
+    def _divided(self, total: MemoryUse, stage: int) -> MemoryUse:
+        """With the shares that replicas keep of what is divided between them (each tensor by its first dimension)."""
+        shard, n = self.plan.data_parallel.shard, self.mesh.size("dp")
+        if shard == "nothing" or n == 1:
+            return total
+        total = replace(total, optimizer_bytes=-(-total.optimizer_bytes // n))
+        if shard != "optimizer":
+            total = replace(total, gradients_bytes=-(-total.gradients_bytes // n))
+        if shard == "parameters":
+            root = sum(u.bytes for c in self.chunks(stage) for u in _units(c) if u.is_root)
+            total = replace(total, parameters_bytes=-(-total.parameters_bytes // n) + root)
+        return total
+
+    def _largest_unit_bytes(self, stage: int) -> int:
+        """Of a gathered block; of a gradient bucket where parameters are whole."""
+        if self.plan.data_parallel.shard == "gradients":
+            return self.plan.data_parallel.bucket_cap
+        return max(u.bytes for c in self.chunks(stage) for u in _units(c) if not u.is_root)
+
+
+def _units(chunk: _Chunk) -> tuple[Unit, ...]:
+    return chunk.facts.derived("units", partial(units_of, chunk.graph))
 
 
 def _sum(first: MemoryUse, second: MemoryUse) -> MemoryUse:
@@ -167,6 +212,8 @@ class _Writer:
             self._reduce_all()
         for chunk in self.chunks:
             self.program.extend(self._optimizer(chunk))
+            if self.mesh.size("dp") > 1 and self.plan.data_parallel.shard in ("optimizer", "gradients"):
+                self._gather_parameters(chunk)
         return tuple(self.program.events)
 
     def _forward(self, step: Step) -> None:
@@ -222,6 +269,9 @@ class _Writer:
         return chunk.facts.derived(key, partial(self._make_pass, chunk, kind))
 
     def _make_pass(self, chunk: _Chunk, kind: tuple[str, ...]) -> Segment:
+        shard = self.plan.data_parallel.shard if self.mesh.size("dp") > 1 else "nothing"
+        if shard == "parameters":
+            return self._sharded_pass(chunk, kind)
         if kind[0] == "forward":
             return segment(ops_of(chunk.graph, "input", "forward", "loss"), self.groups)
         inserted: dict[int, list[Event]] = {}
@@ -229,20 +279,51 @@ class _Writer:
             inserted = accumulate(chunk.graph.parameters)
         ops = ops_of(chunk.graph, "backward")
         ddp = self.plan.data_parallel
-        if kind[2] != "last" or self.mesh.size("dp") == 1 or ddp.reduce != "buckets":
+        reduces = kind[2] == "last" or shard == "gradients"
+        if not reduces or self.mesh.size("dp") == 1 or ddp.reduce != "buckets":
             return segment(ops, self.groups, inserted)
         buckets = assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap)
         for op, events in bucket_insertions(buckets, self.groups.of["dp"], -1).items():
             inserted.setdefault(op, []).extend(self._unnumbered(events))
         run = segment(ops, self.groups, inserted)
-        return link_events((*run, *copy_back(buckets, as_views=ddp.gradient_as_bucket_view)))
+        return link_events((*run, *copy_back(buckets, as_views=ddp.gradient_as_bucket_view or shard != "nothing")))
+
+    def _sharded_pass(self, chunk: _Chunk, kind: tuple[str, ...]) -> Segment:
+        """Forward or backward with parameters gathered block by block, gradients scattered in every micro-batch."""
+        units = _units(chunk)
+        if kind[0] == "forward":
+            ops = ops_of(chunk.graph, "input", "forward", "loss")
+            return segment(ops, self.groups, before=forward_gathers(units, self.groups))
+        scattered = gradient_scatters(units, self.groups)
+        run = segment(ops_of(chunk.graph, "backward"), self.groups, scattered, backward_gathers(units, self.groups))
+        return link_events((*run, wait_for_gradients(units)))
+
+    def _gather_parameters(self, chunk: _Chunk) -> None:
+        """ZeRO 1 and 2: the updated parameters come together again, bucket by bucket."""
+        ddp = self.plan.data_parallel
+        for bucket in assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap):
+            self._blocking(
+                Collective(
+                    op="all_gather",
+                    bytes=bucket.bytes,
+                    ranks=self.groups.of["dp"],
+                    dtype=bucket.dtype,
+                    instance=self.program.number(),
+                    purpose="updated parameters",
+                    siblings=self.groups.siblings["dp"],
+                ),
+                "optimizer",
+            )
 
     def _unnumbered(self, events: Sequence[Event]) -> list[Event]:
-        """Collectives of a segment get their numbers where it is replayed."""
+        """Collectives of a segment get their numbers where it is replayed; gradients divided over ranks are scattered."""
+        op: CollectiveOp = "all_reduce" if self.plan.data_parallel.shard == "nothing" else "reduce_scatter"
         return [
             event
             if event.collective is None
-            else replace(event, collective=replace(event.collective, instance=-1, siblings=self.groups.siblings["dp"]))
+            else replace(
+                event, collective=replace(event.collective, op=op, instance=-1, siblings=self.groups.siblings["dp"])
+            )
             for event in events
         ]
 
@@ -287,13 +368,19 @@ class _Writer:
                 )
             )
 
-    def _blocking(self, collective: Collective) -> None:
+    def _blocking(self, collective: Collective, phase: Phase = "backward") -> None:
         """A collective between what is on the compute stream now and what follows."""
-        index = self.program.add(Event(stream="comm", phase="backward", collective=collective))
+        index = self.program.add(Event(stream="comm", phase=phase, collective=collective))
         self.program.add(replace(op_event(_WAIT), after=(index,)), after_compute=False)
 
     def _optimizer(self, chunk: _Chunk) -> Segment:
-        return chunk.facts.derived("optimizer", lambda: segment(ops_of(chunk.graph, "optimizer"), self.groups))
+        n_ranks = 1 if self.plan.data_parallel.shard == "nothing" else self.mesh.size("dp")
+
+        def make() -> Segment:
+            ops = ops_of(chunk.graph, "optimizer")
+            return segment(ops if n_ranks == 1 else shard_optimizer(ops, n_ranks), self.groups)
+
+        return chunk.facts.derived(("optimizer", n_ranks), make)
 
 
 def _names(stage: Stage) -> set[str]:

@@ -10,6 +10,7 @@ from perfmodel.plan.events import Collective, Event, link_events, op_event
 from perfmodel.plan.shard_graph import COLLECTIVE_OPS
 
 NO_INSTANCE = -1
+START = -1  # in place of an op's id: before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,20 @@ class Groups:
 Segment = tuple[Event, ...]
 
 
-def segment(ops: Iterable[Op], groups: Groups, inserted: Mapping[int, Sequence[Event]] | None = None) -> Segment:
-    """Events of ops with those `inserted` after each op (by op id); `after` counts from the segment's first event."""
-    events: list[Event] = []
+def segment(
+    ops: Iterable[Op],
+    groups: Groups,
+    inserted: Mapping[int, Sequence[Event]] | None = None,
+    before: Mapping[int, Sequence[Event]] | None = None,
+) -> Segment:
+    """Events of ops with those `inserted` after each op and `before` it (by op id).
+
+    `after` of an event counts from the segment's first.
+    """
+    events: list[Event] = list(before.get(START, ())) if before else []
     for op in ops:
+        if before:
+            events += before.get(op.id, ())
         events.append(collective_event(op, groups) if op.name in COLLECTIVE_OPS else op_event(op))
         if inserted:
             events += inserted.get(op.id, ())
@@ -34,11 +45,15 @@ def segment(ops: Iterable[Op], groups: Groups, inserted: Mapping[int, Sequence[E
 
 
 def _after_compute(events: Iterable[Event]) -> list[Event]:
-    """A collective waits for all that its rank issued to the compute stream before it, as ProcessGroupNCCL makes it."""
+    """A collective waits for all that its rank issued to the compute stream before it, as ProcessGroupNCCL makes it.
+
+    Parameters are gathered ahead of compute: FSDP2 asks for them on a stream of its own.
+    """
     found: list[Event] = []
     last = -1
     for event in events:
-        if event.collective is not None and last >= 0:
+        gathers = event.stream == "comm" and event.collective is not None and event.collective.op == "all_gather"
+        if event.collective is not None and last >= 0 and not gathers:
             event = replace(event, after=(last,))  # noqa: PLW2901 -- the event as it stands in this segment
         elif event.stream == "compute":
             last = len(found)

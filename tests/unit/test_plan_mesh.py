@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.config import load_model, load_plan
 from perfmodel.config.plan import TensorParallel
-from perfmodel.errors import InfeasiblePlanError
+from perfmodel.errors import ConfigError, InfeasiblePlanError
 from perfmodel.extract import trace
 from perfmodel.graph import Graph
 from perfmodel.kernels import work
@@ -268,3 +268,78 @@ def test_pipelines_hold_less_than_the_whole_model() -> None:
 def test_what_does_not_fit_is_refused_with_the_shortfall() -> None:
     with pytest.raises(InfeasiblePlanError, match="short by"):
         place(gpt(), load_plan("tp=2"), [RankDevice(device="a100_sxm_40gb", memory_bytes=10**5)] * 2)
+
+
+# Divided model states. ZeRO (arXiv:1910.02054, section 7): 2 psi for stages 1 and 2, 3 psi for stage 3; FSDP2 keeps what
+# is outside the blocks, so it is gathered once.
+
+
+def moved(plan: str, n: int = 4) -> Counter:
+    total: Counter = Counter()
+    for event in place(gpt(), load_plan(plan), [RANK] * n).classes[0].events:
+        if event.collective is not None and len(event.collective.ranks) == n:
+            total[event.collective.op] += event.collective.bytes
+    return total
+
+
+PSI = sum(p.tensor.bytes for p in gpt().parameters)
+BLOCKS = sum(p.tensor.bytes for p in gpt().parameters if p.name.startswith("transformer.h."))
+
+
+@pytest.mark.parametrize("plan", ["zero1", "zero2"])
+def test_zero_1_and_2_move_the_parameters_twice(plan) -> None:
+    assert moved(plan) == {"reduce_scatter": PSI, "all_gather": PSI}
+
+
+def test_fsdp_gathers_blocks_twice_and_scatters_gradients_once() -> None:
+    assert moved("fsdp") == {"reduce_scatter": PSI, "all_gather": PSI + BLOCKS}
+
+
+def test_micro_batches_repeat_what_their_stage_needs_for_each() -> None:
+    assert moved("zero1,micro_batches=2") == {"reduce_scatter": PSI, "all_gather": PSI}
+    assert moved("zero2,micro_batches=2") == {"reduce_scatter": 2 * PSI, "all_gather": PSI}
+    assert moved("fsdp,micro_batches=2") == {"reduce_scatter": 2 * PSI, "all_gather": 2 * (PSI + BLOCKS)}
+
+
+def test_each_stage_of_zero_holds_less() -> None:
+    memory = {
+        name: place(gpt(), load_plan(name), [RANK] * 4).classes[0].memory for name in ("ddp", "zero1", "zero2", "fsdp")
+    }
+    assert memory["zero1"].optimizer_bytes == -(-memory["ddp"].optimizer_bytes // 4)
+    assert memory["zero1"].gradients_bytes == memory["ddp"].gradients_bytes
+    assert memory["zero2"].gradients_bytes == -(-memory["ddp"].gradients_bytes // 4)
+    assert memory["zero2"].parameters_bytes == PSI
+    assert memory["fsdp"].parameters_bytes == PSI // 4 + PSI - BLOCKS
+
+
+def test_the_sharded_optimizer_works_on_a_quarter() -> None:
+    def elements(plan: str) -> int:
+        events = place(gpt(), load_plan(plan), [RANK] * 4).classes[0].events
+        ops = [e.op for e in events if e.op is not None and e.op.name == "aten._foreach_addcdiv_"]
+        return sum(s.n_elems for op in ops for s in op.outputs)
+
+    assert elements("fsdp") * 4 == elements("ddp")
+
+
+def test_a_block_is_gathered_before_it_runs_and_while_another_runs_backward() -> None:
+    events = place(gpt(), load_plan("fsdp"), [RANK] * 4).classes[0].events
+    at = {
+        (e.phase, e.collective.purpose): i
+        for i, e in enumerate(events)
+        if e.collective is not None and e.collective.op == "all_gather"
+    }
+    first = {
+        (e.op.phase, e.op.module.split(".")[2]): i
+        for i, e in reversed(list(enumerate(events)))
+        if e.op is not None and e.op.module.startswith("transformer.h.")
+    }
+    for block in range(LAYERS):
+        assert at["forward", f"parameters of block {block}"] < first["forward", str(block)]
+        assert at["backward", f"parameters of block {block}"] < first["backward", str(min(block + 1, LAYERS - 1))]
+
+
+@pytest.mark.parametrize("shard", ["gradients", "parameters"])
+def test_pipelines_take_stage_1_alone(shard) -> None:
+    with pytest.raises(ConfigError, match=f"found {shard} with 2 pipeline stages"):
+        load_plan(f"pp=2,shard={shard}")
+    assert place(gpt(), load_plan("pp=2,micro_batches=2,shard=optimizer"), [RANK] * 4).n_replicas == 2
