@@ -11,6 +11,10 @@ from perfmodel.sim.program import KIND_CODES
 
 Mode = Literal["eager", "cuda_graph", "compile"]
 InputCopies = Literal["pinned", "pageable", "prefetch"]
+MAX_FACTOR = 1000.0  # on a duration; beyond it a sum of durations could leave the integer clock (106 days)
+MAX_JITTER_FRAC = (
+    10.0  # coefficient of variation; the noisiest fabric we know of has 0.154 (MLPerf training v4.0 NCCL logs)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +56,14 @@ def check_settings(settings: RunSettings) -> RunSettings:
         *(line for name in settings.jitter for line in _known("jitter", name, KIND_CODES)),
     ]
     problems += [
-        f"jitter: {name}: found {value}, allowed a fraction from 0"
+        f"jitter: {name}: found {value}, allowed a fraction from 0 to {MAX_JITTER_FRAC:g}"
         for name, value in settings.jitter.items()
-        if value < 0
+        if not 0 <= value <= MAX_JITTER_FRAC
     ]
     problems += [
-        f"stragglers: rank {rank}: found factor {factor}, allowed one above 0"
+        f"stragglers: rank {rank}: found factor {factor}, allowed one above 0 and at most {MAX_FACTOR:g}"
         for rank, factor in settings.stragglers.items()
-        if not factor > 0
+        if not 0 < factor <= MAX_FACTOR
     ]
     if settings.n_samples < 1:
         problems.append(f"n_samples: found {settings.n_samples}, allowed 1 or more")

@@ -18,6 +18,7 @@ from perfmodel.collectives import CollectiveEstimate
 from perfmodel.errors import ConfigError, suggest
 from perfmodel.pipeline.lower import CATEGORIES, HOST_FAMILY, Category, LoweredClass
 from perfmodel.pipeline.pricebook import FloatArray
+from perfmodel.pipeline.settings import MAX_FACTOR
 from perfmodel.topology import Topology
 from perfmodel.units import PS_PER_S
 
@@ -61,8 +62,11 @@ def parse_what_if(text: str) -> WhatIf:
             factor = float(found["factor"])
         except ValueError:
             factor = math.nan
-    if not (math.isfinite(factor) and factor >= 0):
-        raise ConfigError(f"what-if {text!r}: found factor {found['factor']!r}, allowed a number from 0, such as 0.5")
+    if factor != 0 and not 1 / MAX_FACTOR <= factor <= MAX_FACTOR:
+        raise ConfigError(
+            f"what-if {text!r}: found factor {found['factor']!r}, allowed 0 or a number from {1 / MAX_FACTOR:g} to "
+            f"{MAX_FACTOR:g}, such as 0.5"
+        )
     change = WhatIf(what=what, factor=factor)
     if change.is_link and factor == 0:
         raise ConfigError(
