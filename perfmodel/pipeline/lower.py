@@ -9,7 +9,7 @@ A captured stretch (CUDA graphs) has one host task, its replay; each stream's fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -339,11 +339,18 @@ class _Lowering:
         deps: Deps = []
         carry: list[CarryDep] = []
         last_before = _last_before(self.last_task, self.stream_of)
+        held: dict[int, list[int]] = {}  # stream -> what an event without kernels on it waits for; the next kernel does
         for number, event in enumerate(self.rank_class.events):
-            if not event.after or self.last_task[number] < 0:
+            stream = int(self.stream_of[number]) if event.after or held else 0
+            if self.last_task[number] < 0:
+                if event.after:
+                    held.setdefault(stream, []).extend(event.after)
+                continue
+            sources = (*held.pop(stream, ()), *event.after) if held else event.after
+            if not sources:
                 continue
             task = int(self.device_task[np.searchsorted(self.kernel_event, number)])
-            for source in event.after:
+            for source in sources:
                 end = last_before(source)
                 if end < 0:
                     continue
@@ -351,11 +358,25 @@ class _Lowering:
                     carry.append(CarryDep(cls=cls, task=task, on=end))
                 else:
                     deps.append((task, end, 0))
+        carry += self._held_over(cls, held, last_before)
         for number in np.flatnonzero(self.layout.sync).tolist():
             end = last_before(number)
             if end >= 0:
                 deps.append((int(self.first[number] + self.layout.counts[number] - 1), end, 0))
         return deps, carry
+
+    def _held_over(
+        self, cls: int, held: Mapping[int, Sequence[int]], last_before: Callable[[int], int]
+    ) -> list[CarryDep]:
+        """What events after a stream's last kernel wait for keeps its first kernel of the next iteration waiting."""
+        found = []
+        for stream, sources in held.items():
+            first = np.flatnonzero(self.stream[self.device_task] == stream)[:1]
+            for source in sources if len(first) else ():
+                end = last_before(source)
+                if end >= 0:
+                    found.append(CarryDep(cls=cls, task=int(self.device_task[first[0]]), on=end))
+        return found
 
     def _groups(self) -> IntArray:
         group = np.full(self.n_tasks, NO_GROUP, dtype=np.int64)
