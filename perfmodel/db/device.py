@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from numpy import ndarray
@@ -69,7 +69,8 @@ class Device:
     `bf16_tensor`, `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
     `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
-    Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache.
+    Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
+    `n_processes` share its cores equally (see `shared`).
     """
 
     name: str
@@ -92,4 +93,18 @@ class Device:
     host: HostCosts
     cite: Mapping[str, str]
     overlap_factor: float = 1.0
+    n_processes: int = 1
     fits: Mapping[str, Fit] = field(default_factory=dict)
+
+
+def shared(device: Device, n_processes: int) -> Device:
+    """A CPU as each of `n_processes` busy processes sees it: its part of the memory, host work at its share of a core."""
+    if device.kind != "cpu" or n_processes == 1:
+        return device
+    crowding = max(1.0, n_processes / device.n_sms)
+    host = replace(
+        device.host,
+        op_dispatch_s=device.host.op_dispatch_s * crowding,
+        backward_op_s=device.host.backward_op_s * crowding,
+    )
+    return replace(device, n_processes=n_processes, memory_bytes=device.memory_bytes // n_processes, host=host)

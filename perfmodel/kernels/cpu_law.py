@@ -8,6 +8,7 @@
 
 `eff` and packing (a library copies both operands into its own order) are of products.
 
+A call behind FORGOTTEN_OPS others costs `in_step_s` more (see `calibrate/host.py`), behind fewer proportionally less.
 Which bytes come from where is told by `cpu_memory`; the features by `cpu_features`. Every operator that was measured is a
 segment of its family's fit; a pointwise operator that was not is priced by the law of `add`, as derived.
 """
@@ -37,6 +38,9 @@ from perfmodel.kernels.pricing import calls_of, price_apart
 from perfmodel.kernels.registry import KernelCall
 
 LAW = "cpu/1"
+# Calls after which an operator's code has left the caches. `relu` behind 0, 4, 8, 12, 16 and 24 other small operators takes
+# 2.2, 2.4, 2.9, 3.4, 3.6 and 3.9 us, `mm` 4.3, 5.0, 5.5, 7.6, 7.9 and 9.3 us (torch 2.13, measured 2026-11-29).
+FORGOTTEN_OPS = 24
 STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": "zeros_like", "random": "bernoulli_"}
 COLUMNS = (
     "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
@@ -56,12 +60,32 @@ def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
 
 def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawResult:
     """The module's formula, the features of its correction and what the fit range bounds."""
-    return evaluate(segment.parameters, columns_of(calls), device)
+    columns = columns_of(calls)
+    found = evaluate(segment.parameters, columns, device)
+    if device.n_processes == 1:
+        return found
+    return replace(found, time_s=found.time_s * slowdown(segment.parameters, columns, device))
+
+
+def slowdown(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> Floats:
+    """How much longer calls take while other processes keep their equal part of the cores busy.
+
+    What a call splits over cores it now splits over its part of them; more processes than cores take turns.
+    """
+    share = _split(p, f)
+    cores = max(1, device.n_sms // device.n_processes)
+    crowding = max(1.0, device.n_processes / device.n_sms)
+    return crowding * (1.0 + (device.n_sms - 1) * share) / (1.0 + (cores - 1) * share)
+
+
+def _split(p: Mapping[str, float], f: Mapping[str, Floats]) -> Floats:
+    """The part of a call's work that is split over cores."""
+    return 1.0 / (1.0 + (p["grain"] / np.maximum(f["work"], 1.0)) ** p["edge"])
 
 
 def evaluate(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> LawResult:
     """`law` on columns, for fits that evaluate it many times."""
-    share = 1.0 / (1.0 + (p["grain"] / np.maximum(f["work"], 1.0)) ** p["edge"])
+    share = _split(p, f)
     efficiency: Floats = np.ones(f["work"].shape)
     for name in ("m", "n", "k"):
         half = p.get(f"half_{name}", 0.0)
@@ -106,8 +130,10 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
     found = reaches(ops, [None if item is None else rows_bytes(item) for item in lookups])
     priced: list[tuple[Estimate, ...]] = [()] * len(ops)
     segments = _segments(device)
+    recent = _Recent()
     groups: dict[str, tuple[Segment, list[int], list[KernelCall]]] = {}
     apart: list[int] = []
+    extra_s: dict[int, float] = {}
     for index, op in enumerate(ops):
         calls = calls_of(op)
         if not calls:
@@ -116,18 +142,43 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
         if segment is None:
             apart.append(index)
             continue
+        extra_s[index] = recent.cost_s(index, op_key(op), segment)
         call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes))
         _, members, chosen = groups.setdefault(op_key(op), (segment, [], []))
         members.append(index)
         chosen.append(call)
     for segment, members, chosen in groups.values():
         for index, estimate in zip(members, price_segment(segment, chosen, device), strict=True):
-            priced[index] = (estimate,)
+            priced[index] = (_longer(estimate, extra_s.get(index, 0.0)),)
     # The families' own laws cannot read fits of whole operators: for them this device has only its datasheet.
     bare = replace(device, fits={name: fit for name, fit in device.fits.items() if fit.law != LAW})
     for index, estimates in zip(apart, price_apart([calls_of(ops[i]) for i in apart], bare), strict=True):
         priced[index] = estimates
     return priced
+
+
+class _Recent:
+    """How long ago each operator ran, in calls."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {}
+
+    def cost_s(self, index: int, key: str, segment: Segment) -> float:
+        """What the step adds to this call: less, the fewer calls ago the operator ran."""
+        before = self.last.get(key)
+        self.last[key] = index
+        share = 1.0 if before is None else min((index - before - 1) / FORGOTTEN_OPS, 1.0)
+        return share * segment.parameters.get("in_step_s", 0.0)
+
+
+def _longer(estimate: Estimate, time_s: float) -> Estimate:
+    """The estimate with a fixed cost on top."""
+    return Estimate(
+        time_s=estimate.time_s + time_s,
+        low_s=estimate.low_s + time_s,
+        high_s=estimate.high_s + time_s,
+        source=estimate.source,
+    )
 
 
 def price_segment(segment: Segment, calls: Sequence[KernelCall], device: Device) -> list[Estimate]:

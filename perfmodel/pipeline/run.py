@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective, estimate_concurrent
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
-from perfmodel.db.device import Device
+from perfmodel.db.device import Device, shared
 from perfmodel.graph import Graph
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.fuse import fuse_graph
@@ -41,16 +41,16 @@ class PriceBooks:
     """What runs have in common: the price book of each device, and graphs as compiled code runs them."""
 
     def __init__(self) -> None:
-        self._devices: dict[tuple[str, str | None], Device] = {}
+        self._devices: dict[tuple[str, str | None, int], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
         self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
 
-    def device(self, name: str, db: str | None) -> Device:
-        """A device of the database, as it was when first asked for."""
-        key = (name, db)
+    def device(self, name: str, db: str | None, n_processes: int = 1) -> Device:
+        """A device of the database, as it was when first asked for; a CPU as each of `n_processes` on it sees it."""
+        key = (name, db, n_processes)
         if key not in self._devices:
-            self._devices[key] = load_device(name, db)
+            self._devices[key] = shared(load_device(name, db), n_processes)
         return self._devices[key]
 
     def fused(self, graph: Graph) -> Graph:
@@ -72,6 +72,16 @@ class PriceBooks:
         if book is None or book.device is not device:
             book = self._books[device.name] = PriceBook(device)
         return book
+
+
+def _device_names(topology: Topology) -> list[str]:
+    return sorted({place.device for place in topology.ranks})
+
+
+def _processes(topology: Topology, device: str) -> int:
+    """Most ranks that one host has of a device; on a CPU they share its cores."""
+    hosts = [place.host for place in topology.ranks if place.device == device]
+    return max(hosts.count(host) for host in set(hosts))
 
 
 def predict_graph(
@@ -100,7 +110,7 @@ def predict_graph(
         TopologyError: two ranks of a group cannot reach each other.
     """
     books = books or PriceBooks()
-    devices = {name: books.device(name, db) for name in sorted({place.device for place in topology.ranks})}
+    devices = {name: books.device(name, db, _processes(topology, name)) for name in _device_names(topology)}
     ranks = [
         RankDevice(device=place_of.device, memory_bytes=devices[place_of.device].memory_bytes)
         for place_of in topology.ranks
