@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ from calibrate.fitting import (
     predict_s,
     with_heldout,
 )
+from calibrate.host import TABLE as IN_STEP_TABLE
+from calibrate.host import extra_s
 from calibrate.report import render
 from calibrate.session import op_from_json
 from perfmodel.db.device import Device, Fit
@@ -40,11 +42,25 @@ from perfmodel.kernels.registry import KernelCall
 
 HELDOUT_PARTS = 5  # one case in five is held out, by the hash of its text
 MIN_ROWS = 8
-MIN_TREE_ROWS = 24
+MIN_TREE_ROWS = 16
+LEAF_ROWS = 4  # plans have tens of cases an operator, each the best of several rounds
 TREE_COUNTS = (15, 40, 100, 250)
 # A page that a process touches first costs a fault and its zeros: `fill_` of new maps of 1 to 100 MiB takes 1 s per 3.4-3.9
 # GB longer than of old ones, and unmapping costs again (2 threads, measured 2026-11-29).
 FRESH_BYTES_PER_S = 3.6e9
+# Segments whose name is not their operator's.
+OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "product": ("mm", "addmm"),
+    "add_row": ("add",),
+    "mul_row": ("mul",),
+    "add__sparse": ("add_.sparse",),
+    "_embedding_bag_backward_sparse": ("_embedding_bag_backward",),
+    "_embedding_bag_backward_dense": ("_embedding_bag_backward",),
+    "native_batch_norm_last": ("native_batch_norm",),
+    "native_batch_norm_backward_last": ("native_batch_norm_backward",),
+    "convolution_last": ("convolution",),
+    "convolution_backward_last": ("convolution_backward",),
+}
 PRODUCTS = frozenset({"gemm", "conv", "attention"})
 
 
@@ -125,7 +141,9 @@ def fit_operator(rows: Rows, family: str, device: Device) -> SegmentFit:
     result = law(as_segment("", bare), train.calls, device)
     target = np.clip(np.log(train.measured_s / result.time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
     n_trees = best_trees(result.features, target)
-    arrays = fit_trees(result.features, target, np.ones(len(train)), n_trees=n_trees) if n_trees else {}
+    arrays = (
+        fit_trees(result.features, target, np.ones(len(train)), n_trees=n_trees, leaf_rows=LEAF_ROWS) if n_trees else {}
+    )
     ranges = {name: (float(values.min()), float(values.max())) for name, values in result.ranged.items()}
     fitted = SegmentFit(parameters=parameters, arrays=arrays, fit_range=ranges, heldout={}, n_rows=len(train))
     return with_heldout(fitted, rows.where(rows.heldout), device, law)
@@ -144,7 +162,9 @@ def best_trees(features: Floats, target: Floats) -> int:
         error = np.zeros(len(target))
         for part in range(HELDOUT_PARTS):
             seen = fold != part
-            arrays = fit_trees(features[seen], target[seen], np.ones(int(seen.sum())), n_trees=n_trees)
+            arrays = fit_trees(
+                features[seen], target[seen], np.ones(int(seen.sum())), n_trees=n_trees, leaf_rows=LEAF_ROWS
+            )
             error[~seen] = np.abs(target[~seen] - evaluate_trees(arrays, features[~seen]))
         left[n_trees] = error
     return min(left, key=lambda count: float(np.median(left[count]) + np.quantile(left[count], 0.9) / 4))
@@ -197,6 +217,7 @@ def fit_table(table: Path, device: Device) -> FamilyReport | None:
         key: predict_s(fit, _packed([row for row in held if row.key == key]), device, law) for key, fit in fits.items()
     }
     measured = {key: np.array([row.time_s for row in held if row.key == key]) for key in fits}
+    fits = with_step_costs(fits, table)
     return FamilyReport(
         family=table.stem,
         fit=assemble(table.stem, LAW, fits, provenance(table, device)),
@@ -207,6 +228,17 @@ def fit_table(table: Path, device: Device) -> FamilyReport | None:
     )
 
 
+def with_step_costs(fits: Mapping[str, SegmentFit], table: Path) -> dict[str, SegmentFit]:
+    """The fits with what a step adds to each call, from `in_step.csv` beside the table (see `calibrate.host`)."""
+    extra = extra_s(table.with_name(IN_STEP_TABLE))
+    found: dict[str, SegmentFit] = {}
+    for key, fit in fits.items():
+        names = [name for name in OPERATORS.get(key, (key,)) if f"aten.{name}" in extra]
+        cost_s = [extra[f"aten.{name}"] for name in names] or [extra.get(f"family:{table.stem}", 0.0)]
+        found[key] = replace(fit, parameters={**fit.parameters, "in_step_s": sum(cost_s) / len(cost_s)})
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Fits and writes; returns the exit status."""
     if not arguments:
@@ -215,6 +247,8 @@ def main(arguments: Sequence[str]) -> int:
     device = load_device(arguments[1] if len(arguments) > 1 else "cpu")
     reports = []
     for table in sorted(Path(arguments[0]).glob("*.csv")):
+        if table.name == IN_STEP_TABLE:
+            continue
         report = fit_table(table, device)
         if report is not None:
             write_fit(db_root() / device.name, report.fit)

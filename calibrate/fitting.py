@@ -196,12 +196,16 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
 
 
 def fit_trees(
-    features: Floats, target: Floats, weight: Floats, *, n_trees: int | None = None
+    features: Floats, target: Floats, weight: Floats, *, n_trees: int | None = None, leaf_rows: int | None = None
 ) -> dict[str, NDArray[np.generic]]:
-    """Boosted regression trees as the arrays that `evaluate_trees` reads; how many follows from the rows unless given."""
+    """Boosted regression trees as the arrays that `evaluate_trees` reads.
+
+    How many follows from the rows unless given; `leaf_rows` replaces the fewest rows of a leaf.
+    """
     if n_trees is None:
         n_trees = MANY_TREES if len(target) >= MANY_ROWS else SOME_TREES
-    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **TREES)
+    options = TREES if leaf_rows is None else {**TREES, "min_samples_leaf": leaf_rows}
+    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **options)
     model.fit(features, target, sample_weight=weight)
     # scikit-learn has no public access to the nodes of its trees.
     trees = [_tree_arrays(stage[0].nodes) for stage in model._predictors]

@@ -12,7 +12,7 @@ import hashlib
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,8 +122,8 @@ def tables(settings: Settings) -> dict[str, list[MeasuredCase]]:
                 op = None if failed else _op_of(case, ops, settings)
                 rows.append(combine(case, op, rounds[case.key]))
         if rows:
-            table = write_table(settings.out, family, rows, settings.n_threads)
-            write_provenance(table, _facts(settings, members, rows))
+            table, n_rows = write_table(settings.out, family, rows, settings.n_threads)
+            write_provenance(table, _facts(settings, members, rows) | {"rows": str(n_rows)})
             found[family] = rows
     return found
 
@@ -139,7 +139,7 @@ def _op_of(case: Case, log: OpLog, settings: Settings) -> Op:
     return log.known[case.key]
 
 
-def _facts(settings: Settings, cases: Sequence[Case], rows: Sequence[MeasuredCase]) -> Mapping[str, str]:
+def _facts(settings: Settings, cases: Sequence[Case], rows: Sequence[MeasuredCase]) -> dict[str, str]:
     """Provenance of a table (STYLE section 6)."""
     import torch
 
@@ -155,7 +155,6 @@ def _facts(settings: Settings, cases: Sequence[Case], rows: Sequence[MeasuredCas
         "commit": "none",
         "script_sha256": _script_sha256(),
         "plan_sha256": plan_sha256(cases),
-        "rows": str(len(rows)),
         "kept_out": str(len(failed)),
         "repeats": f"{settings.rounds} rounds of 4 to 200 calls",
         "statistic": STATISTIC,

@@ -189,9 +189,14 @@ def _specs(rows: Sequence[Sequence[object]]) -> tuple[TensorSpec, ...]:
     )
 
 
-def write_table(out: Path, family: str, rows: Sequence[MeasuredCase], n_threads: int) -> Path:
-    """Writes the measured table of a family, whole or not at all."""
+def write_table(out: Path, family: str, rows: Sequence[MeasuredCase], n_threads: int) -> tuple[Path, int]:
+    """Writes the measured table of a family, whole or not at all, and returns how many rows it has.
+
+    Rows of an earlier plan stay: what was measured is kept.
+    """
     path = out / f"{family}.csv"
+    mine = {row.case.to_json() for row in rows}
+    kept = [row for row in _read_raw(path) if row["case"] not in mine]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(TABLE_COLUMNS)
@@ -201,8 +206,17 @@ def write_table(out: Path, family: str, rows: Sequence[MeasuredCase], n_threads:
         time_s = "" if row.time_s is None else f"{row.time_s:.6g}"
         measured = (time_s, f"{row.low_s:.6g}", f"{row.high_s:.6g}", row.repeats, row.failed)
         writer.writerow([name, row.case.state, n_threads, op, row.case.to_json(), *measured])
+    writer.writerows([row[column] for column in TABLE_COLUMNS] for row in kept)
     replace_file(path, text.getvalue())
-    return path
+    return path, len(rows) + len(kept)
+
+
+def _read_raw(path: Path) -> list[dict[str, str]]:
+    """Rows of a table as text; none if there is no table yet."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def write_provenance(table: Path, facts: Mapping[str, str]) -> None:

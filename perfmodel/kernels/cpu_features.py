@@ -42,7 +42,6 @@ LOSSES = frozenset(
 )
 
 
-NARROW = 16  # one vector of single precision on AVX-512
 _BAG_BACKWARD = frozenset({"_embedding_bag_backward"})
 _PRODUCTS: Mapping[str, str] = {"mm": "product", "addmm": "product", "bmm": "bmm", "baddbmm": "bmm"}
 _IMAGES = frozenset({
@@ -63,8 +62,8 @@ class Access:
 def op_key(op: Op) -> str:
     """Segment of the op: its operator, and the form that makes it another loop.
 
-    `_sparse`: an argument is a sparse tensor. `_row`: an input is broadcast. Products: `_nn`, `_tn`, `_nt` by layout, with
-    `narrow_` before it where a side is at most NARROW (a matrix times a few vectors). `_last`: channels are contiguous.
+    `_sparse`: an argument is a sparse tensor. `_row`: an input is broadcast. `_last`: channels are contiguous. Products of
+    two matrices are one segment, with or without a vector added; their layout is a feature.
     """
     name = op.name.removeprefix("aten.").replace(".", "_")
     if any(argument.endswith(SPARSE_ARGUMENT) for argument in op.input_names):
@@ -72,20 +71,13 @@ def op_key(op: Op) -> str:
     if name in _BAG_BACKWARD:
         return f"{name}_sparse" if op.attrs.get("sparse") else f"{name}_dense"
     if name in _PRODUCTS:
-        calls = calls_of(op)
-        return _product_key(_PRODUCTS[name], calls[0].features) if calls else name
+        return _PRODUCTS[name]
     largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
     if name in _IMAGES and largest is not None and _channels_last(largest):
         return f"{name}_last"
     out = op.outputs[0].n_elems if op.outputs else 0
     is_row = name in _BROADCAST and any(1 < spec.n_elems < out for spec in op.inputs)
     return f"{name}_row" if is_row else name
-
-
-def _product_key(name: str, f: Mapping[str, float]) -> str:
-    layout = ("t" if f["trans_a"] else "n") + ("t" if f["trans_b"] else "n")
-    narrow = "narrow_" if name == "product" and min(f["m"], f["n"]) <= NARROW else ""
-    return f"{narrow}{name}_{layout}"
 
 
 def _channels_last(spec: TensorSpec) -> bool:
