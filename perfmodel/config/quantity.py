@@ -19,11 +19,19 @@ from perfmodel.units import (
     parse_watts,
 )
 
+MAX_COUNT = parse_count("1T")  # a few of them multiplied still count in 64 bits, as torch's sizes must
+
 
 def _positive(value: float) -> Any:
     if value <= 0:
         raise ValueError(f"found {value:g}, allowed more than 0")
     return value
+
+
+def _countable(value: int) -> Any:
+    if value > MAX_COUNT:
+        raise ValueError(f"found {value}, allowed at most {MAX_COUNT}")
+    return _positive(value)
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -34,5 +42,5 @@ FlopsPerS = Annotated[float, BeforeValidator(parse_flops_per_s), AfterValidator(
 Hertz = Annotated[float, BeforeValidator(parse_hz), AfterValidator(_positive)]
 Watts = Annotated[float, BeforeValidator(parse_watts), AfterValidator(_positive)]
 Count = Annotated[int, BeforeValidator(parse_count)]
-PositiveCount = Annotated[int, BeforeValidator(parse_count), AfterValidator(_positive)]
+PositiveCount = Annotated[int, BeforeValidator(parse_count), AfterValidator(_countable)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -32,11 +32,7 @@ def assign_table_wise(
     for table in sorted(tables, key=lambda t: (-size_bytes(t), t.parameter)):
         fitting = [rank for rank in range(n_ranks) if left[rank] >= size_bytes(table)]
         if not fitting:
-            raise InfeasiblePlanError(
-                f"table {table.parameter} ({table.rows} rows x {table.dim}) needs "
-                f"{format_bytes(size_bytes(table))} with its optimizer state, but the emptiest of {n_ranks} ranks has "
-                f"{format_bytes(max(left))} left; use more ranks, a device with more memory, or smaller tables"
-            )
+            raise InfeasiblePlanError(_no_room(table, size_bytes(table), max(left), n_ranks))
         rank = min(fitting, key=lambda r: (load[r], -left[r], r))
         placed[table.parameter] = rank
         load[rank] += traffic(table)
@@ -70,6 +66,19 @@ def assign_explicit(tables: Sequence[TableAccess], placement: Mapping[str, int |
     if missing:
         raise InfeasiblePlanError(f"plan places {len(missing)} table(s) nowhere: {', '.join(missing[:5])}")
     return placed
+
+
+def _no_room(table: TableAccess, needed_bytes: int, left_bytes: int, n_ranks: int) -> str:
+    if left_bytes < 0:
+        return (
+            f"no rank has room for a table: without any, the emptiest of {n_ranks} ranks is short by "
+            f"{format_bytes(-left_bytes)}; use a smaller batch or a device with more memory"
+        )
+    return (
+        f"table {table.parameter} ({table.rows} rows x {table.dim}) needs {format_bytes(needed_bytes)} with its optimizer "
+        f"state, but the emptiest of {n_ranks} ranks has {format_bytes(left_bytes)} left; use more ranks, a device with more "
+        "memory, or smaller tables"
+    )
 
 
 def _table_names(tables: Sequence[TableAccess]) -> dict[str, str]:
