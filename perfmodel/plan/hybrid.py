@@ -73,6 +73,16 @@ def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_byte
     )
 
 
+def mesh_fits(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_bytes: Sequence[int]) -> bool:
+    """Whether every rank has the memory that a plan needs. Raises InfeasiblePlanError if the model does not divide so."""
+    mesh = mesh_of(plan.mesh, len(devices))
+    spread = _Spread(graph, plan, mesh)
+    return all(
+        spread.memory(stage).total_bytes <= min(memory_bytes[r] for r in mesh.members("pp", stage))
+        for stage in range(mesh.size("pp"))
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
     """A run of blocks on one rank, and its facts."""

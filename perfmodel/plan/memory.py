@@ -15,6 +15,10 @@ from perfmodel.units import format_bytes
 BoolArray = NDArray[np.bool_]
 
 
+class MemoryShortfallError(InfeasiblePlanError):
+    """A rank needs more memory than its device has."""
+
+
 def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1) -> MemoryUse:
     """Peak of a rank that holds everything but the tables `sharded` (parameter names); found once per graph and set.
 
@@ -58,7 +62,7 @@ def _alive_at_peak(size_bytes: IntArray, born: IntArray, dies: IntArray, n_ops: 
 
 
 def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
-    """Raises InfeasiblePlanError, with the parts and the shortfall, if a rank needs more than its device has."""
+    """Raises MemoryShortfallError, with the parts and the shortfall, if a rank needs more than its device has."""
     if memory.total_bytes <= capacity_bytes:
         return
     parts = {
@@ -70,7 +74,7 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
         "allocator": memory.allocator_bytes,
     }
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    raise InfeasiblePlanError(
+    raise MemoryShortfallError(
         f"rank {rank} needs {format_bytes(memory.total_bytes)} ({listed}) but its device has "
         f"{format_bytes(capacity_bytes)}: short by {format_bytes(memory.total_bytes - capacity_bytes)}; "
         "use a smaller batch, more ranks or a device with more memory"

@@ -16,13 +16,14 @@ from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
 from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
+from perfmodel.plan.advice import cheapest_changes, with_advice
 from perfmodel.plan.assign import assign_explicit, assign_table_wise
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
 from perfmodel.plan.facts import GraphFacts, facts_of
-from perfmodel.plan.hybrid import place_mesh
-from perfmodel.plan.memory import check_memory, dense_memory
+from perfmodel.plan.hybrid import mesh_fits, place_mesh
+from perfmodel.plan.memory import MemoryShortfallError, check_memory, dense_memory
 from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.tables import TableOps
 
@@ -61,6 +62,17 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
             do not exist.
     """
+    try:
+        return _placed(graph, plan, ranks)
+    except MemoryShortfallError as refusal:
+        devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
+        changes = (
+            [] if graph.tables else cheapest_changes(plan, len(ranks), lambda p: mesh_fits(graph, p, devices, memory))
+        )
+        raise MemoryShortfallError(with_advice(str(refusal), changes)) from None
+
+
+def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placement:
     if plan.is_mesh:
         return place_mesh(graph, plan, [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks])
     mesh_of(plan.mesh, len(ranks))  # its replicas are the ranks

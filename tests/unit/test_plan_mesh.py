@@ -270,6 +270,21 @@ def test_what_does_not_fit_is_refused_with_the_shortfall() -> None:
         place(gpt(), load_plan("tp=2"), [RankDevice(device="a100_sxm_40gb", memory_bytes=10**5)] * 2)
 
 
+def test_a_refusal_names_changes_that_fit() -> None:
+    needed = {
+        plan: place(gpt(), load_plan(plan), [RANK] * 4).classes[0].memory.total_bytes
+        for plan in ("ddp", "zero1", "fsdp")
+    }
+    assert needed["fsdp"] < needed["zero1"] < needed["ddp"]
+    tight = RankDevice(device="a100_sxm_40gb", memory_bytes=(needed["zero1"] + needed["ddp"]) // 2)
+    with pytest.raises(InfeasiblePlanError, match="it would fit with shard=optimizer, or shard=gradients, or"):
+        place(gpt(), load_plan("ddp"), [tight] * 4)
+    tighter = RankDevice(device="a100_sxm_40gb", memory_bytes=needed["zero1"] - 1)
+    with pytest.raises(InfeasiblePlanError, match="it would fit with") as refused:
+        place(gpt(), load_plan("ddp"), [tighter] * 4)
+    assert "shard=optimizer" not in str(refused.value)
+
+
 # Divided model states. ZeRO (arXiv:1910.02054, section 7): 2 psi for stages 1 and 2, 3 psi for stage 3; FSDP2 keeps what
 # is outside the blocks, so it is gathered once.
 
