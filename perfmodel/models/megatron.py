@@ -15,6 +15,9 @@ from perfmodel.models.blocks import run_blocks
 from perfmodel.models.megatron_ops import VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
 
 
+HIDDEN_SCORE = -10000.0  # megatron/model/utils.py, attention_mask_func
+
+
 class Biased(nn.Linear):
     """A linear layer whose bias is left to the kernel after it (`skip_bias_add`)."""
 
@@ -40,11 +43,22 @@ class SelfAttention(nn.Module):
         query, key, value = (part.reshape(n, -1, self.head_dim).transpose(0, 1) for part in mixed.chunk(3, dim=-1))
         space = torch.empty(query.shape[0], n, n, dtype=x.dtype, device=x.device)
         scores = torch.baddbmm(space, query, key.transpose(1, 2), beta=0.0, alpha=1.0)
-        chances = self.attention_dropout(causal_softmax(scores, self.head_dim**-0.5))
+        chances = self.attention_dropout(self._softmax(scores, batch))
         context = torch.bmm(chances, value).view(batch, -1, n, self.head_dim)
         context = context.permute(2, 0, 1, 3).contiguous()
         out: Tensor = self.dense(context.view(n, batch, -1))
         return out
+
+
+    def _softmax(self, scores: Tensor, batch: int) -> Tensor:
+        """Fused for 16-bit scores alone (`FusedScaleMaskSoftmax.is_kernel_available`); else scale, mask and softmax."""
+        scale = self.head_dim**-0.5
+        if scores.dtype != torch.float32:
+            return causal_softmax(scores, scale)
+        n = scores.shape[-1]
+        later = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu(1)
+        masked = (scores * scale).view(batch, -1, n, n).masked_fill(later, HIDDEN_SCORE)
+        return fn.softmax(masked, dim=-1).view(scores.shape)
 
 
 class ParallelMlp(nn.Module):

@@ -89,7 +89,8 @@ def test_its_loss_and_gradients_are_those_of_cross_entropy() -> None:
 
 
 def test_a_layer_has_its_fused_kernels_once_forward_and_once_backward() -> None:
-    built: BuiltModel = build(spec(implementation="megatron", hidden_dropout=0.1, attention_dropout=0.1))
+    changes = {"precision": "bf16", "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    built: BuiltModel = build(spec(implementation="megatron", **changes))
     seen = Counter(op.name for op in trace(built).ops)
     layers = MODEL["layers"]
     assert seen["perfmodel.bias_gelu"] == seen["perfmodel.bias_gelu_backward"] == layers
@@ -97,6 +98,12 @@ def test_a_layer_has_its_fused_kernels_once_forward_and_once_backward() -> None:
     assert seen["perfmodel.causal_softmax"] == seen["perfmodel.causal_softmax_backward"] == layers
     assert not seen["aten._softmax"]
     assert not seen["aten.gelu"]
+
+
+def test_fp32_scores_are_masked_apart() -> None:
+    seen = Counter(op.name for op in trace(build(spec(implementation="megatron"))).ops)
+    assert not seen["perfmodel.causal_softmax"]
+    assert seen["aten._softmax"] == seen["aten._softmax_backward_data"] == MODEL["layers"]
 
 
 @pytest.mark.parametrize("changes", [{"attention": "sdpa"}, {"tied_embeddings": False}, {"activation": "relu"}])
