@@ -123,7 +123,9 @@ def tables(settings: Settings) -> dict[str, list[MeasuredCase]]:
                 rows.append(combine(case, op, rounds[case.key]))
         if rows:
             table, n_rows = write_table(settings.out, family, rows, settings.n_threads)
-            write_provenance(table, _facts(settings, members, rows) | {"rows": str(n_rows)})
+            kept_out = sum(1 for row in rows if row.failed)
+            own = {"rows": str(n_rows), "kept_out": str(kept_out), "plan_sha256": plan_sha256(members)}
+            write_provenance(table, facts(settings, STATISTIC) | own)
             found[family] = rows
     return found
 
@@ -139,25 +141,24 @@ def _op_of(case: Case, log: OpLog, settings: Settings) -> Op:
     return log.known[case.key]
 
 
-def _facts(settings: Settings, cases: Sequence[Case], rows: Sequence[MeasuredCase]) -> dict[str, str]:
-    """Provenance of a table (STYLE section 6)."""
+def facts(settings: Settings, statistic: str) -> dict[str, str]:
+    """Provenance of a table measured now (STYLE section 6), rows and plan apart."""
     import torch
 
-    cuda = torch.version.cuda if settings.device.kind == "cuda" else "none"
-    failed = [row for row in rows if row.failed]
+    on_gpu = settings.device.kind == "cuda"
     return {
         "device": device_title(settings.device.kind),
-        "driver": "none" if settings.device.kind == "cpu" else _driver(),
-        "cuda": str(cuda),
+        "driver": _driver() if on_gpu else "none",
+        "cuda": str(torch.version.cuda) if on_gpu else "none",
         "torch": str(torch.__version__),
         "clocks": "not fixed",
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "commit": "none",
         "script_sha256": _script_sha256(),
-        "plan_sha256": plan_sha256(cases),
-        "kept_out": str(len(failed)),
+        "plan_sha256": plan_sha256([case for cases in plan(settings).values() for case in cases]),
+        "rows": "as in the table",
         "repeats": f"{settings.rounds} rounds of 4 to 200 calls",
-        "statistic": STATISTIC,
+        "statistic": statistic,
         "threads": str(settings.n_threads),
     }
 

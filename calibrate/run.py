@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibrate import host
 from calibrate.fit_cpu import FamilyReport, fit_table
-from calibrate.kernels import Settings, check_families, device_title, measure, tables
+from calibrate.kernels import Progress, Settings, check_families, device_title, facts, tables
+from calibrate.kernels import measure as measure_kernels
 from calibrate.report import plot_rows, render
+from calibrate.session import write_provenance
 from perfmodel.db.fits import write_fit
 from perfmodel.db.loading import db_root, load_device
 from perfmodel.errors import MissingCalibrationError
@@ -35,6 +38,16 @@ def settings_of(
         limit_s=limit_s,
         n_threads=n_threads or device.n_sms,
     )
+
+
+def measure(settings: Settings, progress: Progress) -> bool:
+    """Measures what is missing: kernels, then on a CPU what a step adds to a call. False if the time limit came first."""
+    if not measure_kernels(settings, progress):
+        return False
+    if settings.device.kind == "cpu" and not (settings.out / host.TABLE).exists():
+        host.write(settings.out, host.measure(settings.families))
+        write_provenance(settings.out / host.TABLE, facts(settings, host.STATISTIC))
+    return True
 
 
 def _cuda_name() -> str:

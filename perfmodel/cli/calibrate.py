@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +87,7 @@ def _measure(session: object, settings: Settings) -> bool:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring", total=math.inf)
+        task = bar.add_task("measuring", total=None)
 
         def progress(done: int, total: int, family: str) -> None:
             bar.update(task, completed=done, total=total, description=family)

@@ -43,7 +43,11 @@ LOSSES = frozenset(
 
 
 _BAG_BACKWARD = frozenset({"_embedding_bag_backward"})
-_PRODUCTS: Mapping[str, str] = {"mm": "product", "addmm": "product", "bmm": "bmm", "baddbmm": "bmm"}
+# Operators that share a loop with one that is measured.
+_SAME_LOOP: Mapping[str, str] = {
+    "mm": "product", "addmm": "product", "baddbmm": "bmm", "_index_put_impl_": "index_put", "index_put_": "index_put",
+    "_embedding_bag_forward_only": "_embedding_bag", "zeros": "new_zeros", "native_batch_norm_legit": "native_batch_norm",
+}  # fmt: skip
 _IMAGES = frozenset({
     "native_batch_norm", "native_batch_norm_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "convolution", "convolution_backward",
@@ -70,8 +74,8 @@ def op_key(op: Op) -> str:
         return f"{name}_sparse"
     if name in _BAG_BACKWARD:
         return f"{name}_sparse" if op.attrs.get("sparse") else f"{name}_dense"
-    if name in _PRODUCTS:
-        return _PRODUCTS[name]
+    if name in _SAME_LOOP:
+        return _SAME_LOOP[name]
     largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
     if name in _IMAGES and largest is not None and _channels_last(largest):
         return f"{name}_last"
