@@ -14,7 +14,6 @@ from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.blocks import run_blocks
 from perfmodel.models.megatron_ops import VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
 
-
 HIDDEN_SCORE = -10000.0  # megatron/model/utils.py, attention_mask_func
 
 
@@ -49,16 +48,17 @@ class SelfAttention(nn.Module):
         out: Tensor = self.dense(context.view(n, batch, -1))
         return out
 
-
     def _softmax(self, scores: Tensor, batch: int) -> Tensor:
         """Fused for 16-bit scores alone (`FusedScaleMaskSoftmax.is_kernel_available`); else scale, mask and softmax."""
         scale = self.head_dim**-0.5
         if scores.dtype != torch.float32:
-            return causal_softmax(scores, scale)
+            fused: Tensor = causal_softmax(scores, scale)
+            return fused
         n = scores.shape[-1]
         later = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu(1)
         masked = (scores * scale).view(batch, -1, n, n).masked_fill(later, HIDDEN_SCORE)
-        return fn.softmax(masked, dim=-1).view(scores.shape)
+        chances: Tensor = fn.softmax(masked, dim=-1).view(scores.shape)
+        return chances
 
 
 class ParallelMlp(nn.Module):
