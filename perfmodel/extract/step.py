@@ -175,6 +175,17 @@ class _Step:
                 if id(tensor) not in on_host:
                     storages.number(tensor, kind="optimizer_state", born=-1)
 
+    def states_in_backward(self) -> dict[str, tuple[TensorSpec, ...]]:
+        """State tensors, by parameter name, of the optimizers that work inside backward kernels; no step counters."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        return {
+            names[id(parameter)]: tuple(
+                self.recorder.spec(value) for value in state.values() if isinstance(value, Tensor) and value.dim()
+            )
+            for optimizer in self.in_backward
+            for parameter, state in optimizer.state.items()
+        }
+
     def optimize(self) -> None:
         """One step of each optimizer; `zero_grad` drops gradients (set_to_none) and runs no kernel."""
         self.recorder.phase = "optimizer"
@@ -269,7 +280,9 @@ def trace(built: Built, *, target: Target = "cuda", values: Values = "meta", spa
         with step.evaluation():
             _run(step)
         graph = step.graph()
-        return fused_embedding_update(graph) if step.fuses_tables and graph.tables and span == "train" else graph
+        if step.fuses_tables and graph.tables and span == "train":
+            return fused_embedding_update(graph, step.states_in_backward())
+        return graph
     finally:
         for parameter in step.parameters.values():
             parameter.grad = None

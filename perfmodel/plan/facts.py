@@ -62,7 +62,8 @@ class GraphFacts:
         state_bytes = {s.id: s.bytes for s in self.graph.storages if s.kind == "optimizer_state"}
         rows: dict[str, int] = {}
         for name, found in self.tables.items():
-            touched = {spec.storage for i in found.optimizer for spec in self.graph.ops[i].inputs} & found.own
+            updating = (*found.backward, *found.optimizer)  # a fused update is an op of the backward pass
+            touched = {spec.storage for i in updating for spec in self.graph.ops[i].inputs} & found.own
             state = sum(state_bytes.get(storage, 0) for storage in touched)
             rows[name] = found.table.dim * found.table.itemsize_bytes + -(-state // found.table.rows)
         return rows

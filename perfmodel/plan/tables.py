@@ -52,6 +52,7 @@ def find_table_ops(graph: Graph) -> dict[str, TableOps]:
     """
     found = {}
     weights = {p.name: p.tensor.storage for p in graph.parameters}
+    states = {s.id for s in graph.storages if s.kind == "optimizer_state"}
     for table in graph.tables:
         weight = weights[table.parameter]
         owner = table.parameter.rpartition(".")[0]
@@ -60,6 +61,7 @@ def find_table_ops(graph: Graph) -> dict[str, TableOps]:
             raise GraphError(f"table {table.parameter} is never looked up in the forward pass")
         backward = [op for op in graph.ops if op.phase == "backward" and op.module == owner]
         made = {spec.storage for op in backward for spec in op.outputs}
+        made |= {spec.storage for op in backward for spec in op.inputs if spec.storage in states}
         optimizer, own = _closure((op for op in graph.ops if op.phase == "optimizer"), {weight} | made)
         found[table.parameter] = TableOps(
             table=table,

@@ -296,7 +296,7 @@ def test_tables_updated_in_backward_have_no_gradient_and_no_optimizer_ops(optimi
     weights = {p.name: p for p in fused.parameters if p.sparse_grad}
     for op in kernels[2:]:
         parameter = weights[op.attrs["parameter"]]
-        assert op.outputs == (parameter.tensor,)
+        assert op.outputs[0] == parameter.tensor
         assert parameter.grad_op == op.id
     tables = {p.tensor.storage for p in weights.values()}
     assert not [op for op in fused.ops if op.phase == "optimizer" and tables & {s.storage for s in op.inputs}]

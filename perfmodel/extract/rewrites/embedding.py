@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from perfmodel.graph import Graph, Op, Parameter, Storage, TableAccess
+from perfmodel.graph import Graph, Op, Parameter, Storage, TableAccess, TensorSpec
 
 _LOOKUP, _GRADIENT = "aten._embedding_bag", "aten._embedding_bag_backward"
 LOOKUP, UPDATE = "perfmodel.batched_embedding", "perfmodel.batched_embedding_backward"
 
 
-def fused_embedding_update(graph: Graph) -> Graph:
+def fused_embedding_update(graph: Graph, states: Mapping[str, tuple[TensorSpec, ...]]) -> Graph:
     """One op a lookup and one op for gradient and update together; no gradient tensor and no optimizer ops of tables.
 
     Each op works on one table and says so in `tables`, with `batch` and `optimizer`, so a plan can still place tables one
-    by one; the tables that end up on one rank run as one kernel there.
+    by one; the tables that end up on one rank run as one kernel there. `states` are the optimizer's tensors of each table by
+    parameter name: what the update reads and writes beside the table.
     """
     tables = {table.parameter: table for table in graph.tables}
     ops: list[Op] = []
@@ -27,7 +28,7 @@ def fused_embedding_update(graph: Graph) -> Graph:
         elif op.name == _LOOKUP:
             ops.append(_with_table(op, LOOKUP, table, graph))
         elif op.name == _GRADIENT:
-            ops.append(_update(op, table, graph))
+            ops.append(_update(op, table, graph, states.get(table.parameter, ())))
     return _renumbered(replace(graph, rewrites=tuple(sorted({*graph.rewrites, "fused_embedding_update"}))), ops)
 
 
@@ -43,11 +44,17 @@ def _with_table(op: Op, name: str, table: TableAccess, graph: Graph) -> Op:
     return replace(op, name=name, overload="default", attrs={**op.attrs, **facts})
 
 
-def _update(op: Op, table: TableAccess, graph: Graph) -> Op:
-    """Reads the results' gradients, indices and offsets; reads and writes rows of the table."""
+def _update(op: Op, table: TableAccess, graph: Graph, states: tuple[TensorSpec, ...]) -> Op:
+    """Reads the results' gradients, indices and offsets; reads and writes rows of the table and of its optimizer's state."""
     weight = next(p.tensor for p in graph.parameters if p.name == table.parameter)
     made = _with_table(op, UPDATE, table, graph)
-    return replace(made, inputs=(*op.inputs, weight), input_names=(*op.input_names, "weight"), outputs=(weight,))
+    names = ("weight", *(f"state.{number}" for number in range(len(states))))
+    return replace(
+        made,
+        inputs=(*op.inputs, weight, *states),
+        input_names=(*op.input_names, *names),
+        outputs=(weight, *states),
+    )
 
 
 def _renumbered(graph: Graph, ops: list[Op]) -> Graph:
