@@ -52,6 +52,7 @@ _IMAGES = frozenset({
     "native_batch_norm", "native_batch_norm_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "convolution", "convolution_backward",
 })  # fmt: skip
+_FLAT = frozenset({"elementwise", "optimizer", "copy", "fill", "random", "loss"})
 _BROADCAST = frozenset({"add", "mul", "sub", "div"})
 
 
@@ -141,6 +142,8 @@ def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float)
     features |= {"shared_bytes": from_shared, "memory_bytes": from_memory, "fresh_bytes": reach.fresh_bytes}
     first = calls[0].features if calls else {}
     family = calls[0].family if calls else "unmodelled"
+    if family in _FLAT and _is_flat(op):
+        features |= {"columns": features["out_elems"], "rows": 1.0}
     if family in ("gemm", "conv", "attention"):
         features |= _product(family, first, op.attrs)
         features["work"] = float(flops)
@@ -177,6 +180,13 @@ def _sizes(op: Op) -> dict[str, float]:
         "strided": float(out is not None and any(_is_strided(s, out) for s in op.inputs)),
         "broadcast": float(any(1 < s.n_elems < out_elems for s in op.inputs)),
     }
+
+
+def _is_flat(op: Op) -> bool:
+    """True if the loop runs over all elements as one row: tensors of one size in one order, and scalars."""
+    sizes = {spec.n_elems for spec in (*op.inputs, *op.outputs) if spec.n_elems > 1}
+    layouts = {spec.strides for spec in (*op.inputs, *op.outputs) if spec.n_elems > 1}
+    return len(sizes) <= 1 and len(layouts) <= 1
 
 
 def _columns(spec: TensorSpec, *, image: bool) -> int:
