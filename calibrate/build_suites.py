@@ -134,7 +134,9 @@ def dlrm(rows: Iterable[Row]) -> Iterator[Cells]:
         if not row["model"].startswith("dlrm") or tier(row) not in ("A+", "A") or not pytorch:
             continue
         if row["model"] == "dlrm_mlperf":
-            yield cells(row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="plans/dlrm_mlperf_v07_8.yaml")
+            yield cells(
+                row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="plans/dlrm_mlperf_v07_8.yaml"
+            )
         elif row["model"] == "dlrm_small":
             yield cells(row, model="dlrm_criteo_t15", topology=SINGLE_GPU[row["gpu"]], mode="cuda_graph")
         else:

@@ -223,7 +223,9 @@ def micro_batch(model: Source | nn.Module, plan: PlanSpec, options: ModelOptions
     if batch is None:
         spec = load_model(Path(model) if isinstance(model, os.PathLike) else model)
         if isinstance(spec, EntrypointSpec):
-            raise ConfigError("micro_batches: a model from an entrypoint has the batch that its code makes; use accumulate")
+            raise ConfigError(
+                "micro_batches: a model from an entrypoint has the batch that its code makes; use accumulate"
+            )
         batch = spec.batch_size
     if batch % plan.micro_batches:
         raise ConfigError(f"micro_batches: found {plan.micro_batches} with batch {batch}, allowed a divisor of it")

@@ -61,7 +61,9 @@ def find_config(kind: Kind, name: str | Path) -> Path:
         raise ConfigError(f"{str(name)[:_SHOWN_CHARS]}: cannot be looked up: {error.strerror}") from error
     shipped = list_configs(kind)
     near = suggest(given.stem, shipped)
-    listed = ", ".join(shipped) if len(shipped) <= _MAX_LISTED else f"'perfmodel {kind}' lists the {len(shipped)} there are"
+    listed = (
+        ", ".join(shipped) if len(shipped) <= _MAX_LISTED else f"'perfmodel {kind}' lists the {len(shipped)} there are"
+    )
     raise ConfigError(f"{name}: no such file, and no shipped {_SINGULAR[kind]} has this name ({listed}){near}")
 
 

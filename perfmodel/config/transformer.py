@@ -117,7 +117,9 @@ class TransformerSpec(TrainedSpec):
             problems.append(f"head: found {self.head} with architecture {self.architecture}, allowed lm")
         if self.transformers == "4.38" and self.attention == "sdpa":
             problems.append("attention: found sdpa with transformers 4.38, allowed eager")
-        if self.implementation == "megatron" and not (self.tied and self.attention == "eager" and self.act == "gelu_new"):
+        if self.implementation == "megatron" and not (
+            self.tied and self.attention == "eager" and self.act == "gelu_new"
+        ):
             problems.append(
                 "implementation: found megatron, allowed with tied_embeddings, attention eager and activation gelu_new"
             )

@@ -89,7 +89,9 @@ _VIDUR_TOPOLOGIES = {
 # By what the rows themselves reach: 8-12 GB/s between DGX A100, 2.4 GB/s between boxes of pairs. A DGX H100 keeps
 # the cards of its topology.
 _VIDUR_NICS = {"a100_dgx": ROCE_100, "a100_pairwise_nvlink": SOCKET_25, "h100_pairwise_nvlink": SOCKET_25}
-_VIDUR_SUPPOSED = "one 100 Gbit/s card a DGX A100, one TCP socket between boxes of pairs, sockets of the shipped topology"
+_VIDUR_SUPPOSED = (
+    "one 100 Gbit/s card a DGX A100, one TCP socket between boxes of pairs, sockets of the shipped topology"
+)
 PARAM_SYSTEM = "v100_dgx1 4 GPUs, host-timed"
 
 

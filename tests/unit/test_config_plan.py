@@ -56,7 +56,10 @@ def test_shipped_plans_load(name):
         ({"fsdp": 4}, "fsdp: unknown key, allowed name, mesh, data_parallel, "),
         ({"mesh": {"tq": 4}}, "mesh: found 'tq', allowed pp, dp, tp; did you mean 'tp'"),
         ({"mesh": {"tp": 0}}, "mesh.tp: found 0, allowed more than 0"),
-        ({"pipeline": {"chunks": 2}}, "pipeline: chunks: found 2 with schedule 1f1b, allowed more than 1 with interleaved"),
+        (
+            {"pipeline": {"chunks": 2}},
+            "pipeline: chunks: found 2 with schedule 1f1b, allowed more than 1 with interleaved",
+        ),
         ({"accumulate": 2, "micro_batches": 2}, "accumulate: found 2 with micro_batches 2, allowed one of them"),
         ({"accumulate": 0}, "accumulate: found 0, allowed more than 0"),
         ({"data_parallel": {"bucket_kap": "1 MiB"}}, "data_parallel.bucket_kap: unknown key, .*'bucket_cap'"),

@@ -15,7 +15,9 @@ def spec(number: int, storage: int) -> TensorSpec:
 
 
 def op(name: str, source: int, target: int) -> Op:
-    return Op(id=-1, name=name, inputs=(spec(source, source),), input_names=("self",), outputs=(spec(target + 100, target),))
+    return Op(
+        id=-1, name=name, inputs=(spec(source, source),), input_names=("self",), outputs=(spec(target + 100, target),)
+    )
 
 
 def reduce(storage: int) -> Event:

@@ -84,7 +84,10 @@ def test_its_loss_and_gradients_are_those_of_cross_entropy() -> None:
         mine.layers[0].mlp.dense_h_to_4h.bias.grad, plain.transformer.h[0].mlp.c_fc.bias.grad, rtol=1e-3, atol=1e-5
     )
     torch.testing.assert_close(
-        mine.layers[0].self_attention.dense.bias.grad, plain.transformer.h[0].attn.c_proj.bias.grad, rtol=1e-3, atol=1e-5
+        mine.layers[0].self_attention.dense.bias.grad,
+        plain.transformer.h[0].attn.c_proj.bias.grad,
+        rtol=1e-3,
+        atol=1e-5,
     )
 
 
