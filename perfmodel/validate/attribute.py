@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.pipeline.run import Run
 from perfmodel.units import US_PER_S
-from perfmodel.validate.train import plain_step, real_model, timed
+from perfmodel.validate.train import plain_step, real_model, set_up, timed
 
 PROFILED_STEPS = 10
 OTHER = "(outside operators)"  # Python, autograd and whatever the profiler saw no operator for
@@ -83,11 +83,10 @@ def gaps(predicted: Mapping[str, tuple[float, float]], profiled: ProfiledOps) ->
 
 def profile(model: Mapping[str, Any], n_threads: int, budget_s: float, names: frozenset[str]) -> ProfiledOps:
     """Times of a model's operators in this process, as means over steps under the profiler; `names` are those predicted."""
-    import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
-    torch.set_num_threads(n_threads)
+    set_up(n_threads)
     step = plain_step(real_model(model))
     plain = timed(step, budget_s)
     with torch_profile(activities=[ProfilerActivity.CPU]) as recorded:

@@ -27,11 +27,17 @@ class Timed:
 
 def measure(model: Mapping[str, Any], n_threads: int, budget_s: float) -> Timed:
     """Trains a model (a mapping as in a model file) in this process for about `budget_s` after warm-up."""
+    set_up(n_threads)
+    return timed(plain_step(real_model(model)), budget_s)
+
+
+def set_up(n_threads: int) -> None:
+    """Threads of this process; and torch's check of sparse tensors, off by default, is said to be off, or it warns."""
     import torch
 
     torch.set_num_threads(n_threads)
-    step = plain_step(real_model(model))
-    return timed(step, budget_s)
+    check: Any = torch.sparse.check_sparse_tensor_invariants
+    check.disable()
 
 
 def real_model(model: Mapping[str, Any]) -> BuiltModel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.validate.train import Timed, plain_step, real_model, timed
+from perfmodel.validate.train import Timed, plain_step, real_model, set_up, timed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,11 +22,10 @@ def run_rank(
     rank: int, n_ranks: int, store: str, model: Mapping[str, Any], owners: Sequence[int], settings: tuple[int, float]
 ) -> Timed:
     """Trains one rank; `owners` gives each table's rank (empty: no table is spread), `settings` threads and budget (s)."""
-    import torch
     from torch import distributed
 
     n_threads, budget_s = settings
-    torch.set_num_threads(n_threads)
+    set_up(n_threads)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
     try:
         built = real_model(model)
