@@ -43,6 +43,8 @@ def collective(topology: str, *, nodes: int | None, op: str, as_json: bool, **op
     spec = load_topology(topology)
     machine = build_topology(spec if nodes is None else spec.with_nodes(nodes))
     ranks = parse_ranks(options["group"] or "all", machine.n_ranks, "--group")
+    if len(ranks) < 2:
+        raise ConfigError(f"--group: found {len(ranks)} rank, allowed 2 or more: a rank alone exchanges nothing")
     dtype = options["dtype"] or "float32"
     if op == "all_to_all_v":
         raise ConfigError("--op: all_to_all_v needs a matrix of sizes: call perfmodel.collectives from Python")

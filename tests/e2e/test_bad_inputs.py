@@ -195,3 +195,11 @@ def test_a_misspelt_command_and_option(run, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "predict" in result.stderr
     check_refused(run("--model", "dlrm", "--topo", "dgx", "--jsn"), "--json")
+
+
+def test_a_collective_of_one_rank_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["collective", "--topo", "dgx_a100", "--op", "all_reduce", "--group", "0"])
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out) == (2, "")
+    assert "--group" in err
