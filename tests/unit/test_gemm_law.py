@@ -143,5 +143,6 @@ def test_small_batched_fp32_products_are_slower_on_a100_than_on_v100_as_measured
     device: str, measured_us: float
 ) -> None:
     # NeuSight's sweep, bmm 1017 x 30 x 22 x 134: cuBLAS takes a 128x128 tile on A100 and a 64x64 one on V100.
-    predicted_s = price([bmm_op(1017, 30, 22, 134, "float32")], load_device(device))[0][0].time_s
-    assert predicted_s == pytest.approx(measured_us / 1e6, rel=0.25)  # the reading holds a launch floor of 24-60 us
+    # A reading holds a launch floor of up to 60 us, which the law leaves out.
+    predicted_us = price([bmm_op(1017, 30, 22, 134, "float32")], load_device(device))[0][0].time_s * 1e6
+    assert measured_us - 60 < predicted_us < 1.1 * measured_us
