@@ -25,14 +25,13 @@ from statistics import median
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibrate.fitting import HIGH_QUANTILE, LOW_QUANTILE, ROBUST_SCALE, SegmentFit, assemble, errors
+from calibrate.fitting import HIGH_QUANTILE, LOW_QUANTILE, ROBUST_SCALE, SegmentFit, assemble, bare_segment, errors
 from perfmodel.db.device import Device, Fit
 from perfmodel.db.fits import write_fit
 from perfmodel.db.loading import db_root, load_device
-from perfmodel.estimate import Source
 from perfmodel.graph import TableAccess
 from perfmodel.kernels import calls_of, price_calls
-from perfmodel.kernels.correction import Floats, Segment
+from perfmodel.kernels.correction import Floats
 from perfmodel.kernels.embedding_law import LAW, law
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.table_batch import TableBatch, backward_calls, forward_calls
@@ -91,24 +90,10 @@ class Point:
         total = 0.0
         for call in calls:
             if call.family == "embedding":
-                total += float(law(segment(parameters), [call], device).time_s[0])
+                total += float(law(bare_segment(parameters), [call], device).time_s[0])
             else:
                 total += price_calls([call], device)[0].time_s
         return total
-
-
-def segment(parameters: Mapping[str, float]) -> Segment:
-    """A segment with these parameters and nothing else."""
-    return Segment(
-        name="",
-        parameters=parameters,
-        arrays={},
-        fit_range={},
-        low_frac=1.0,
-        high_frac=1.0,
-        source=Source.FITTED,
-        corrected=False,
-    )
 
 
 def v100_points(folder: Path) -> tuple[list[Point], list[Point]]:
@@ -235,7 +220,7 @@ def gather_segment(rows: Sequence[KernelRow], device: Device) -> SegmentFit:
     train = [call for call, out in zip(calls, held.tolist(), strict=True) if not out]
 
     def residual(vector: Floats) -> Floats:
-        time_s = law(segment(unpack(vector)), train, device).time_s
+        time_s = law(bare_segment(unpack(vector)), train, device).time_s
         return weight[~held] * np.log(time_s / measured[~held])
 
     low, high = np.log([0.05, 0.5e-6, 0.2]), np.log([16.0, 8e-6, 1.0])
@@ -243,10 +228,10 @@ def gather_segment(rows: Sequence[KernelRow], device: Device) -> SegmentFit:
         residual, np.log([0.5, 2e-6, 0.8]), bounds=(low, high), loss="soft_l1", f_scale=1.0, max_nfev=40
     )
     parameters = unpack(found.x)
-    predicted = law(segment(parameters), calls, device).time_s
+    predicted = law(bare_segment(parameters), calls, device).time_s
     ratio_low, ratio_high = np.quantile((measured / predicted)[held], [LOW_QUANTILE, HIGH_QUANTILE])
     parameters |= {"low_frac": float(min(ratio_low, 1.0)), "high_frac": float(max(ratio_high, 1.0))}
-    ranged = law(segment(parameters), train, device).ranged
+    ranged = law(bare_segment(parameters), train, device).ranged
     return SegmentFit(
         parameters=parameters,
         arrays={},

@@ -113,7 +113,7 @@ def fit_law(
 
     def residual(vector: Floats) -> Floats:
         parameters = unpack(vector)
-        result = law(_bare(parameters), sample.calls, device)
+        result = law(bare_segment(parameters), sample.calls, device)
         floor_s = measurement_floor_s(parameters, sample.place)
         return np.log((result.time_s + floor_s) / sample.measured_s)
 
@@ -122,7 +122,8 @@ def fit_law(
     return unpack(found.x)
 
 
-def _bare(parameters: Mapping[str, float]) -> Segment:
+def bare_segment(parameters: Mapping[str, float]) -> Segment:
+    """A segment with these parameters and nothing else."""
     return Segment(
         name="",
         parameters=parameters,
@@ -142,7 +143,7 @@ def fit_segment(
     train = rows.where(~rows.heldout)
     parameters = fit_law(train, device, law, bounds, fixed)
     parameters |= {"compute_capability": 0.0 if device.kind == "cpu" else float(device.compute_capability or 0)}
-    fit_range = _ranges(law(_bare(parameters), train.calls, device).ranged)
+    fit_range = _ranges(law(bare_segment(parameters), train.calls, device).ranged)
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range=fit_range, heldout={}, n_rows=len(train))
     # The law reads the range as well (a product outside it may be turned round): features come from the final segment.
     result = law(as_segment("", bare), train.calls, device)

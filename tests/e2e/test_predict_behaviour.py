@@ -51,7 +51,7 @@ def test_a_larger_batch_is_not_faster_but_has_no_lower_throughput(model, batches
             assert larger < 1.12 * smaller
 
 
-# dlrm_small at 256 samples: at many more the fp32 interaction is truly slower on A100 than on V100 (tests/unit/test_gemm_law.py).
+# dlrm_small at 256 samples: at many more its fp32 interaction is truly slower on A100 than on V100 (test_gemm_law.py).
 @pytest.mark.parametrize(("model", "batch"), [("gpt2", 4), ("resnet50", 32), ("dlrm_small", 256)])
 def test_a_better_gpu_is_not_slower(model, batch):
     times = [time_s(model, name, batch=batch) for name in ("p100", "v100", "a100", "h100", "h200", "b200")]
