@@ -108,13 +108,14 @@ def _orders_of(
 def _finish(parts: Sequence[tuple[float, float]], shares: Sequence[Mapping[str, float]]) -> list[float]:
     """End of each collective (s) from its (latency, bandwidth) parts and the shares of links that it keeps busy."""
     names = sorted({name for share in shares for name in share})
+    column = {name: number for number, name in enumerate(names)}
     n = len(parts)
     # One private column each keeps a speed at or below that of running alone.
     uses = np.zeros((n, len(names) + n))
     for row, share in enumerate(shares):
         uses[row, len(names) + row] = 1.0
         for name, value in share.items():
-            uses[row, names.index(name)] = value
+            uses[row, column[name]] = value
     begins = np.array([latency for latency, _ in parts])
     left = np.array([bandwidth for _, bandwidth in parts])
     ends, clock = begins.copy(), 0.0

@@ -102,23 +102,25 @@ class _Spread:
         self.plan, self.mesh = plan, mesh
         self.n_stages, self.n_chunks = mesh.size("pp"), plan.pipeline.chunks
         tp = mesh.size("tp")
-        self.local = facts_of(graph).derived(
-            ("tp", tp, plan.tensor_parallel), lambda: tensor_parallel(graph, plan.tensor_parallel, tp)
+        # What follows from a graph keeps its own facts with it: an autotuner that tries many meshes finds them again.
+        facts = facts_of(graph).derived(
+            ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(graph, plan.tensor_parallel, tp))
         )
+        self.local = facts.graph
         n_cuts = self.n_stages * self.n_chunks
-        self.stages: tuple[Stage, ...] = facts_of(self.local).derived(
-            ("stages", n_cuts, plan.pipeline.blocks), partial(self._stages, n_cuts)
+        self.parts: tuple[_Chunk, ...] = facts.derived(
+            ("stages", n_cuts, plan.pipeline.blocks), partial(self._parts, n_cuts)
         )
+        self.stages = tuple(part.stage for part in self.parts)
 
-    def _stages(self, n_cuts: int) -> tuple[Stage, ...]:
+    def _parts(self, n_cuts: int) -> tuple[_Chunk, ...]:
         if n_cuts > 1:
-            return cut(self.local, n_cuts, self.plan.pipeline.blocks)
-        return (Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=()),)
+            return tuple(_chunk(part) for part in cut(self.local, n_cuts, self.plan.pipeline.blocks))
+        return (_chunk(Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=())),)
 
     def chunks(self, stage: int) -> list[_Chunk]:
         """The chunks of a rank at a stage, in the order of the model."""
-        found = (self.stages[stage + c * self.n_stages] for c in range(self.n_chunks))
-        return [_Chunk(stage=part, facts=facts_of(part.graph)) for part in found]
+        return [self.parts[stage + c * self.n_stages] for c in range(self.n_chunks)]
 
     def steps(self, stage: int) -> tuple[Step, ...]:
         """What a rank at a stage runs, in order."""
@@ -166,6 +168,10 @@ class _Spread:
         return max(u.bytes for c in self.chunks(stage) for u in _units(c) if not u.is_root)
 
 
+def _chunk(stage: Stage) -> _Chunk:
+    return _Chunk(stage=stage, facts=GraphFacts(stage.graph))
+
+
 def _units(chunk: _Chunk) -> tuple[Unit, ...]:
     return chunk.facts.derived("units", partial(units_of, chunk.graph))
 
@@ -196,13 +202,15 @@ class _Writer:
         self.plan, self.mesh = spread.plan, spread.mesh
         self.chunks = spread.chunks(stage)
         self.program = Program(first_instance=stage * CLASS_STRIDE)
+        self.transfers: dict[tuple[int, int], tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = {}
         self.groups = Groups(
             of={dim: self.mesh.group(rank, dim) for dim in ("tp", "dp")},
             siblings={dim: self._siblings(dim) for dim in ("tp", "dp")},
         )
 
     def _siblings(self, dim: str) -> tuple[tuple[int, ...], ...]:
-        groups = dict.fromkeys(self.mesh.group(r, dim) for r in self.mesh.members("pp", self.stage))
+        first = (r for r in self.mesh.members("pp", self.stage) if self.mesh.coordinate(r, dim) == 0)
+        groups = (self.mesh.group(r, dim) for r in first)
         return tuple(group for group in groups if self.rank not in group)
 
     def events(self) -> tuple[Event, ...]:
@@ -254,13 +262,7 @@ class _Writer:
         ends = (boundary % self.spread.n_stages, (boundary + 1) % self.spread.n_stages)
         if not forward:
             part, ends = self.spread.stages[boundary + 1], ends[::-1]
-        pair = (self.mesh.neighbour(self.rank, "pp", ends[0]), self.mesh.neighbour(self.rank, "pp", ends[1]))
-        here = self.mesh.members("pp", self.stage)
-        siblings = tuple(
-            (self.mesh.neighbour(r, "pp", ends[0]), self.mesh.neighbour(r, "pp", ends[1]))
-            for r in here
-            if r != self.rank
-        )
+        pair, siblings = self._pairs(ends)
         collective = Collective(
             op="send_recv",
             bytes=part.forward_bytes if forward else part.backward_bytes,
@@ -272,6 +274,16 @@ class _Writer:
         )
         event = Event(stream=stream, phase=step.kind, collective=collective)
         return self.program.add(event, after_compute=stream.startswith("send"))
+
+    def _pairs(self, ends: tuple[int, int]) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """The pair of ranks at two stages that this rank is one of, and those of the others of its stage; found once."""
+        if ends not in self.transfers:
+            here = self.mesh.members("pp", self.stage)
+            stride = self.mesh.stride("pp")
+            first, second = ((end - self.stage) * stride for end in ends)
+            others = tuple((r + first, r + second) for r in here if r != self.rank)
+            self.transfers[ends] = ((self.rank + first, self.rank + second), others)
+        return self.transfers[ends]
 
     def _passes(self, chunk: _Chunk, *kind: str) -> Segment:
         """Forward or backward of a chunk for one micro-batch, linked."""

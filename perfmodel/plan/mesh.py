@@ -26,32 +26,31 @@ class Mesh:
         """Ranks along a dimension."""
         return self.sizes.get(dim, 1)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands, by dimension."""
-        found = {}
-        for dim, size in reversed(list(self.sizes.items())):
-            rank, found[dim] = divmod(rank, size)
-        return found
+    def stride(self, dim: str) -> int:
+        """How far apart in rank neighbours along a dimension are."""
+        names = [*self.sizes]
+        inner = names[names.index(dim) + 1 :] if dim in self.sizes else names
+        return math.prod(self.sizes[name] for name in inner)
 
-    def rank_at(self, coordinates: Mapping[str, int]) -> int:
-        """The rank that stands there."""
-        rank = 0
-        for dim, size in self.sizes.items():
-            rank = rank * size + coordinates.get(dim, 0)
-        return rank
-
-    def group(self, rank: int, dim: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` in this dimension alone, with it, in order along the dimension."""
-        at = self.coordinates(rank)
-        return tuple(self.rank_at({**at, dim: i}) for i in range(self.size(dim)))
+    def coordinate(self, rank: int, dim: str) -> int:
+        """Where a rank stands along a dimension."""
+        return rank // self.stride(dim) % self.size(dim)
 
     def neighbour(self, rank: int, dim: str, index: int) -> int:
         """The rank at `index` of a dimension, otherwise where `rank` stands."""
-        return self.rank_at({**self.coordinates(rank), dim: index})
+        return rank + (index - self.coordinate(rank, dim)) * self.stride(dim)
+
+    def group(self, rank: int, dim: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in this dimension alone, with it, in order along the dimension."""
+        first, stride = self.neighbour(rank, dim, 0), self.stride(dim)
+        return tuple(range(first, first + self.size(dim) * stride, stride))
 
     def members(self, dim: str, index: int) -> tuple[int, ...]:
         """All ranks at `index` of a dimension, ascending."""
-        return tuple(r for r in range(self.n_ranks) if self.coordinates(r).get(dim, 0) == index)
+        stride = self.stride(dim)
+        block = stride * self.size(dim)
+        firsts = range(index * stride, self.n_ranks, block)
+        return tuple(rank for first in firsts for rank in range(first, first + stride))
 
 
 def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:

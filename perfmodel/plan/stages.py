@@ -89,6 +89,7 @@ class _Cut:
         self.stage = self._assign()
         self.owners = self._owners()
         self.dropped = self._joined_gradients()
+        self.optimizer = _Optimizer(graph)
 
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order."""
@@ -258,7 +259,7 @@ class _Cut:
             if (of == stage or number in copied) and number not in self.removed
         ]
         ops = [self.graph.ops[i] for i in keep]
-        optimizer, states = _optimizer_ops(self.graph, {p.tensor.storage for p in parameters})
+        optimizer, states = self.optimizer.of({p.tensor.storage for p in parameters})
         place = {number: index for index, number in enumerate(keep)}
         return replace(
             self.graph,
@@ -274,26 +275,33 @@ class _Cut:
         return place.get(number)
 
 
-def _optimizer_ops(graph: Graph, ours: set[int]) -> tuple[list[Op], set[int]]:
-    """Optimizer ops with the tensors of these parameters alone, and the storages they touch.
+class _Optimizer:
+    """Optimizer ops of a graph, and what in them belongs to one parameter.
 
     What stands at one place of the lists of an op belongs to one parameter; so does what an op on single tensors touches.
+    `parts[i]` has, for each place of op i, the representatives of the storages there.
     """
-    ops = [op for op in graph.ops if op.phase == "optimizer"]
-    together = _Sets()
-    for op in ops:
-        for storages in _places(op) if is_multi_tensor(op) else [_large(op)]:
-            together.join(storages)
-    mine = {together.root(storage) for storage in ours}
-    known = {together.root(s) for p in graph.parameters for s in (p.tensor.storage,)}
-    masks: dict[int, list[bool]] = {}
-    for op in ops:
-        if is_multi_tensor(op):
-            mask = [any(together.root(s) in mine for s in storages) for storages in _places(op)]
-            if any(together.root(s) in known for storages in _places(op) for s in storages):
-                masks.setdefault(len(mask), mask)
-    kept = [local for op in ops if (local := _own(op, together, mine, masks)) is not None]
-    return kept, {spec.storage for op in kept for spec in (*op.inputs, *op.outputs)}
+
+    def __init__(self, graph: Graph) -> None:
+        self.ops = [op for op in graph.ops if op.phase == "optimizer"]
+        self.sets = _Sets()
+        places = [_places(op) if is_multi_tensor(op) else [_large(op)] for op in self.ops]
+        for place in places:
+            for storages in place:
+                self.sets.join(storages)
+        self.parts = [[{self.sets.root(s) for s in storages} for storages in place] for place in places]
+        self.known = {self.sets.root(p.tensor.storage) for p in graph.parameters}
+
+    def of(self, ours: set[int]) -> tuple[list[Op], set[int]]:
+        """The ops with the tensors of the parameters in storages `ours` alone, and the storages they touch."""
+        mine = {self.sets.root(storage) for storage in ours}
+        masks: dict[int, list[bool]] = {}
+        for op, parts in zip(self.ops, self.parts, strict=True):
+            if is_multi_tensor(op) and any(not self.known.isdisjoint(roots) for roots in parts):
+                masks.setdefault(len(parts), [not mine.isdisjoint(roots) for roots in parts])
+        found = (_own(op, parts, mine, masks) for op, parts in zip(self.ops, self.parts, strict=True))
+        kept = [op for op in found if op is not None]
+        return kept, {spec.storage for op in kept for spec in (*op.inputs, *op.outputs)}
 
 
 class _Sets:
@@ -336,13 +344,11 @@ def _places(op: Op) -> list[list[int]]:
     return found
 
 
-def _own(op: Op, together: _Sets, mine: set[int], masks: Mapping[int, Sequence[bool]]) -> Op | None:
+def _own(op: Op, places: Sequence[set[int]], mine: set[int], masks: Mapping[int, Sequence[bool]]) -> Op | None:
     """The op with what belongs to `mine`; a list of numbers alone (step counts) is cut like the lists of its length."""
     if not is_multi_tensor(op):
-        large = _large(op)
-        return op if not large or any(together.root(s) in mine for s in large) else None
-    places = _places(op)
-    keep = [any(together.root(s) in mine for s in storages) for storages in places]
+        return op if not places[0] or not mine.isdisjoint(places[0]) else None
+    keep = [not mine.isdisjoint(roots) for roots in places]
     if not any(places):
         keep = list(masks.get(len(places), [True] * len(places)))
     if not any(keep):
