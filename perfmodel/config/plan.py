@@ -157,6 +157,8 @@ class PlanSpec(Spec):
         accumulate: micro-batches per iteration, each of the model's batch size; gradients are reduced after the last
             (`no_sync` before).
         micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
+        recompute: activations computed again in backward instead of kept: `full` of every block, `selective` of the core of
+            attention; without it as the model file says.
     """
 
     name: str = "ddp"
@@ -167,6 +169,7 @@ class PlanSpec(Spec):
     embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
     accumulate: PositiveCount = 1
     micro_batches: PositiveCount = 1
+    recompute: Literal["full", "selective"] | None = None
 
     @property
     def n_micro(self) -> int:

@@ -23,6 +23,7 @@ from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
 from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Collective, Placement, RankDevice, place
+from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
 
@@ -115,6 +116,7 @@ def predict_graph(
         RankDevice(device=place_of.device, memory_bytes=devices[place_of.device].memory_bytes)
         for place_of in topology.ranks
     ]
+    graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
     placement = _with_allocator(place(graph, plan, ranks), graph, books)
