@@ -107,7 +107,7 @@ class RankClass:
 
     ranks: tuple[int, ...]
     device: str
-    events: tuple[Event, ...]
+    events: Sequence[Event]
     memory: MemoryUse = field(default_factory=MemoryUse)
     tables: tuple[str, ...] = ()
 

@@ -25,8 +25,9 @@ from perfmodel.plan.events import (
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.memory import check_memory, dense_memory
 from perfmodel.plan.mesh import Mesh, mesh_of
+from perfmodel.plan.runs import EventRuns, Segment
 from perfmodel.plan.schedule import Step, most_in_flight, schedule
-from perfmodel.plan.segments import Groups, Program, Segment, ops_of, segment
+from perfmodel.plan.segments import Groups, Program, ops_of, segment
 from perfmodel.plan.sharded_states import (
     Unit,
     backward_gathers,
@@ -213,7 +214,7 @@ class _Writer:
         groups = (self.mesh.group(r, dim) for r in first)
         return tuple(group for group in groups if self.rank not in group)
 
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> EventRuns:
         """All of an iteration: the schedule's passes, gradient reductions, the optimizer."""
         steps = self.spread.steps(self.stage)
         last_backward = {step.chunk: i for i, step in enumerate(steps) if step.kind == "backward"}
@@ -232,7 +233,7 @@ class _Writer:
             self.program.extend(self._optimizer(chunk))
             if self.mesh.size("dp") > 1 and self.plan.data_parallel.shard in ("optimizer", "gradients"):
                 self._gather_parameters(chunk)
-        return tuple(self.program.events)
+        return self.program.events()
 
     def _forward(self, step: Step) -> None:
         chunk = self.chunks[step.chunk]
@@ -308,7 +309,8 @@ class _Writer:
         for op, events in bucket_insertions(buckets, self.groups.of["dp"], -1).items():
             inserted.setdefault(op, []).extend(self._unnumbered(events))
         run = segment(ops, self.groups, inserted)
-        return link_events((*run, *copy_back(buckets, as_views=ddp.gradient_as_bucket_view or shard != "nothing")))
+        as_views = ddp.gradient_as_bucket_view or shard != "nothing"
+        return Segment(link_events((*run, *copy_back(buckets, as_views=as_views))))
 
     def _sharded_pass(self, chunk: _Chunk, kind: tuple[str, ...]) -> Segment:
         """Forward or backward with parameters gathered block by block, gradients scattered in every micro-batch."""
@@ -318,7 +320,7 @@ class _Writer:
             return segment(ops, self.groups, before=forward_gathers(units, self.groups))
         scattered = gradient_scatters(units, self.groups)
         run = segment(ops_of(chunk.graph, "backward"), self.groups, scattered, backward_gathers(units, self.groups))
-        return link_events((*run, wait_for_gradients(units)))
+        return Segment(link_events((*run, wait_for_gradients(units))))
 
     def _gather_parameters(self, chunk: _Chunk) -> None:
         """ZeRO 1 and 2: the updated parameters come together again, bucket by bucket."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.graph import Graph, Op
 from perfmodel.plan.events import Collective, Event, link_events, op_event
+from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Piece, Segment
 from perfmodel.plan.shard_graph import COLLECTIVE_OPS
 
-NO_INSTANCE = -1
 START = -1  # in place of an op's id: before the first
 
 
@@ -19,9 +19,6 @@ class Groups:
 
     of: Mapping[str, tuple[int, ...]]
     siblings: Mapping[str, tuple[tuple[int, ...], ...]]
-
-
-Segment = tuple[Event, ...]
 
 
 def segment(
@@ -41,7 +38,7 @@ def segment(
         events.append(collective_event(op, groups) if op.name in COLLECTIVE_OPS else op_event(op))
         if inserted:
             events += inserted.get(op.id, ())
-    return link_events(_after_compute(events))
+    return Segment(link_events(_after_compute(events)))
 
 
 def _after_compute(events: Iterable[Event]) -> list[Event]:
@@ -83,45 +80,43 @@ def collective_event(op: Op, groups: Groups) -> Event:
 
 @dataclass(slots=True)
 class Program:
-    """The events of a rank class as they are put one after the other; collectives are numbered from `first_instance`."""
+    """The pieces of a rank class as they are put one after the other; collectives are numbered from `first_instance`."""
 
     first_instance: int
-    events: list[Event] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    n_events: int = 0
     n_collectives: int = 0
+    last_compute: int | None = None  # index of the last event on the compute stream
 
     def extend(self, run: Segment, *, after: int | None = None) -> None:
         """Adds a segment; its first compute event also waits for the event `after`."""
-        base = len(self.events)
-        for event in run:
-            waits = tuple(index + base for index in event.after)
-            if after is not None and event.stream == "compute":
-                waits, after = (*waits, after), None
-            collective = event.collective
-            if collective is not None and collective.instance == NO_INSTANCE:
-                collective = replace(collective, instance=self.number())
-            if waits or collective is not event.collective:
-                event = replace(event, after=waits, collective=collective)  # noqa: PLW2901 -- as it stands in this program
-            self.events.append(event)
+        waits = () if after is None or run.first_compute is None else (after,)
+        self._put(run, run.first_compute or 0, waits)
+        self.n_collectives += run.n_unnumbered
 
     def add(self, event: Event, *, after_compute: bool = True) -> int:
         """Adds one event, which waits for what is on the compute stream, and gives its index."""
-        if after_compute:
-            last = self.last_compute()
-            event = event if last is None else replace(event, after=(last,))
-        self.events.append(event)
-        return len(self.events) - 1
+        waits = event.after
+        if after_compute and self.last_compute is not None:
+            waits = (self.last_compute,)
+        self._put(Segment((replace(event, after=()),)) if event.after else Segment((event,)), 0, waits)
+        return self.n_events - 1
 
-    def last_compute(self) -> int | None:
-        """Index of the last event on the compute stream."""
-        for index in range(len(self.events) - 1, -1, -1):
-            if self.events[index].stream == "compute":
-                return index
-        return None
+    def _put(self, run: Segment, at: int, waits: tuple[int, ...]) -> None:
+        number = self.first_instance + self.n_collectives
+        self.pieces.append(Piece(run=run, first=self.n_events, number=number, at=at, waits=waits))
+        if run.last_compute is not None:
+            self.last_compute = self.n_events + run.last_compute
+        self.n_events += len(run)
 
     def number(self) -> int:
         """The next instance number."""
         self.n_collectives += 1
         return self.first_instance + self.n_collectives - 1
+
+    def events(self) -> EventRuns:
+        """What was put together so far."""
+        return EventRuns(self.pieces)
 
 
 def ops_of(graph: Graph, *phases: str) -> list[Op]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from perfmodel.graph import Graph, Op, Parameter, TensorSpec
 from perfmodel.plan.events import Collective, CollectiveOp, Event, op_event
 from perfmodel.plan.layout import Shard, local_spec
-from perfmodel.plan.segments import NO_INSTANCE, START, Groups
+from perfmodel.plan.runs import NO_INSTANCE
+from perfmodel.plan.segments import START, Groups
 from perfmodel.plan.stages import find_blocks
 
 UNIT_STORAGE = 1 << 45  # storages of gathered parameters: this plus the unit's number
