@@ -22,6 +22,7 @@ COMMANDS = {
     "validate": ("perfmodel.cli.validate", "validate"),
     "db": ("perfmodel.cli.db", "db"),
     "calibrate": ("perfmodel.cli.calibrate", "calibrate"),
+    "trace": ("perfmodel.cli.trace", "trace"),
 }
 SUMMARIES = {
     "predict": "Predict the iteration time of a model on a topology.",
@@ -34,6 +35,7 @@ SUMMARIES = {
     "validate": "Compare predictions with measured cases, published or live.",
     "db": "Check the device database; score its fits against measured rows.",
     "calibrate": "Measure this machine's device or links and fit the models.",
+    "trace": "Read profiler traces; explain them; make them from predictions.",
 }
 
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from perfmodel.errors import ConfigError
-from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace
+from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace
 
 AnchorKind = Literal["launch", "blocking copy", "stream sync", "device sync", "event sync", "wait event", "mark"]
 

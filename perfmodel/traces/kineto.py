@@ -1,278 +1,258 @@
-"""Reads a Kineto trace (PyTorch profiler, Chrome JSON, plain or gzip): host ops, runtime calls, device work, steps.
+"""Reads Kineto traces (PyTorch profiler, Chrome JSON, plain or gzip): host ops, runtime calls, device work, steps.
 
-Times are seconds from the earliest event of the trace. A runtime call and the device work it launched share a
-correlation id; the op that made the call is found by nesting on its thread (External id where the trace has it).
+A runtime call and the device work it launched share a correlation id; the op that made the call is found by nesting on
+its thread (`perfmodel.traces.link`). Events that cannot be used are dropped and counted; what is guessed is counted too.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from perfmodel.errors import ConfigError
-from perfmodel.units import US_PER_S
+from perfmodel.traces.json_stream import ItemStream
+from perfmodel.traces.kineto_events import (
+    CALLS,
+    DEVICE_KINDS,
+    MEMORY_EVENT,
+    OPS,
+    PYTHON,
+    STEP_PREFIX,
+    SYNCS,
+    Interned,
+    Raw,
+    device_span,
+    host_span,
+    memory_event,
+    sync_record,
+    us_to_s,
+)
+from perfmodel.traces.spans import DeviceFacts, HostSpan, KinetoTrace, Note, NoteKind, Step
 
-DeviceKind = Literal["kernel", "memcpy", "memset"]
+LIST_KEYS = ("traceEvents",)
+_KNOWN = OPS | CALLS | SYNCS | PYTHON | DEVICE_KINDS.keys()
+# Kineto's own marks and links, which say nothing that spans do not.
+_SILENT = frozenset({"trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu", "gpu_user_annotation", "activitytype"})
+_MODULE_PREFIX = "nn.Module: "
 
-# Categories as Kineto spells them, and as the reduced public sample of the TensorBoard plugin does.
-_DEVICE_CATEGORIES: Mapping[str, DeviceKind] = {
-    "kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memcpy": "memcpy",
-    "memset": "memset",
-}
-_CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
-_OP_CATEGORIES = frozenset({"cpu_op", "user_annotation", "operator"})
-_SYNC_CATEGORY = "cuda_sync"
-_STEP_PREFIX = "ProfilerStep"
-_COLLECTIVE_PREFIX = "nccl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpan:
-    """An op, annotation or runtime call on a host thread. `correlation` is 0 where the trace gives none."""
-
-    name: str
-    thread: str
-    start_s: float
-    end_s: float
-    correlation: int = 0
-
-    @property
-    def duration_s(self) -> float:
-        """Length."""
-        return self.end_s - self.start_s
+Counts = Counter[tuple[NoteKind, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSpan:
-    """A kernel, copy or fill on a device stream.
-
-    `bytes` of a copy or fill, `warps_per_sm` (all warps of a kernel's grid over all SMs), 0 where the trace has none.
-    """
-
-    name: str
-    kind: DeviceKind
-    stream: int
-    start_s: float
-    end_s: float
-    correlation: int
-    bytes: int = 0
-    warps_per_sm: float = 0.0
-
-    @property
-    def duration_s(self) -> float:
-        """Length."""
-        return self.end_s - self.start_s
-
-    @property
-    def is_collective(self) -> bool:
-        """True for a communication kernel of NCCL."""
-        return self.name.lower().startswith(_COLLECTIVE_PREFIX)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncRecord:
-    """What a synchronising call waited for, in traces taken with CUDA sync events on.
-
-    `kind` as the trace says (`Stream Wait Event`, `Stream Sync`, ...); `stream` waits or is waited for by the host;
-    `on_stream` is where the event was recorded, by the call with id `record_correlation` (-1: not given).
-    """
-
-    kind: str
-    correlation: int
-    stream: int
-    on_stream: int = -1
-    record_correlation: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One training step as the profiler marks it on the host."""
-
-    name: str
-    start_s: float
-    end_s: float
-
-    @property
-    def duration_s(self) -> float:
-        """Length."""
-        return self.end_s - self.start_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoTrace:
-    """One rank's trace; every tuple is in order of start. `origin_us` is the clock of the earliest event."""
-
-    path: str
-    rank: int
-    world_size: int
-    origin_us: float
-    ops: tuple[HostSpan, ...]
-    calls: tuple[HostSpan, ...]
-    device: tuple[DeviceSpan, ...]
-    steps: tuple[Step, ...]
-    syncs: tuple[SyncRecord, ...] = ()
-
-    @property
-    def launched(self) -> dict[int, DeviceSpan]:
-        """Device work by the correlation id of the call that launched it."""
-        return {span.correlation: span for span in self.device}
-
-    @property
-    def collectives(self) -> tuple[DeviceSpan, ...]:
-        """Communication kernels in order of start."""
-        return tuple(span for span in self.device if span.is_collective)
-
-
-def read_kineto(path: str | Path) -> KinetoTrace:
-    """Reads one rank's trace.
+def read_kineto(path: str | Path, *, salvage: bool = False) -> KinetoTrace:
+    """Reads a trace of one process; of a file with several, the process that launches most work.
 
     Raises:
-        ConfigError: the file is missing, not JSON (or a cut-off gzip), has no `traceEvents`, or an event lacks a field.
+        ConfigError: the file is missing, is no JSON or is cut off (`salvage` keeps whole events), or holds no event of use.
     """
-    body = _load(Path(path))
-    events = body.get("traceEvents")
-    if not isinstance(events, list):
-        raise ConfigError(f"{path}: traceEvents: not found; a PyTorch profiler trace has this list")
-    spans = []
-    for number, event in enumerate(events):
-        if isinstance(event, Mapping) and event.get("ph") == "X" and str(event.get("cat", "")).lower() in _KNOWN:
-            spans.append(_checked(path, number, event))
-    if not spans:
-        raise ConfigError(f"{path}: traceEvents: no host or device spans among {len(events)} events")
-    spans.sort(key=lambda event: _us(event, "ts"))
-    origin = _us(spans[0], "ts")
-    info = body.get("distributedInfo")
-    info = info if isinstance(info, Mapping) else {}
-    host = [_host_span(event, origin) for event in spans if _category(event) in _OP_CATEGORIES]
-    return KinetoTrace(
-        path=str(path),
-        rank=int(info.get("rank", 0)),
-        world_size=int(info.get("world_size", 1)),
+    found = read_processes(path, salvage=salvage)
+    return max(found, key=lambda trace: len(trace.device) + len(trace.calls)) if len(found) > 1 else found[0]
+
+
+def read_processes(path: str | Path, *, salvage: bool = False) -> tuple[KinetoTrace, ...]:
+    """Reads a trace file: one trace for each process in it that ran ops or launched work, in order of rank, then of id.
+
+    Raises:
+        ConfigError: as `read_kineto`.
+    """
+    stream = ItemStream(Path(path), LIST_KEYS, salvage=salvage)
+    return traces_of_events(path, stream)
+
+
+def traces_of_events(path: str | Path, stream: ItemStream) -> tuple[KinetoTrace, ...]:
+    """As `read_processes`, of an open stream."""
+    counts: Counts = Counter()
+    raws: list[Raw] = []
+    n_events = _collect(stream, raws, counts)
+    if not stream.list_key and not stream.is_list:
+        raise ConfigError([f"{path}: traceEvents: not found; a PyTorch profiler trace has this list", *stream.lost])
+    if not any(raw[3] not in SYNCS for raw in raws):
+        why = ", ".join(f"{count} {text}" for (_, text), count in counts.items()) or "only metadata"
+        raise ConfigError(f"{path}: traceEvents: no host or device spans among {n_events} events ({why})")
+    raws.sort(key=lambda raw: raw[0])
+    notes = [Note(kind="dropped", text=f"lost with the damage: {line}") for line in stream.lost]
+    if stream.n_replaced:
+        counts["guessed", "characters that are no UTF-8, replaced"] += stream.n_replaced
+    processes = _by_process(raws, counts)
+    made = []
+    for number, (pid, mine) in enumerate(processes.items()):
+        made.append(_trace(str(path), stream.header, mine, (number, len(processes))))
+        if len(processes) > 1:
+            made[-1] = replace(made[-1], info={**made[-1].info, "process": str(pid)})
+    every = (*notes, *(Note(kind=kind, text=text, count=count) for (kind, text), count in sorted(counts.items())))
+    return tuple(replace(trace, n_events=n_events, notes=(*every, *trace.notes)) for trace in made)
+
+
+def _collect(stream: ItemStream, raws: list[Raw], counts: Counts) -> int:
+    """Appends the events of use as raw rows; returns how many events there were. The hot loop of reading."""
+    n_events = 0
+    known, silent = _KNOWN, _SILENT
+    lowered: dict[object, str] = {}
+    interned = Interned()
+    for event in stream:
+        n_events += 1
+        try:
+            phase = event["ph"]
+            if phase != "X":
+                if phase == "i" and event.get("name") == MEMORY_EVENT:
+                    _add(event, MEMORY_EVENT, 0.0, raws, counts, interned)
+                continue
+            category = event.get("cat", "")
+            name = lowered.get(category)
+            if name is None:
+                name = lowered[category] = str(category).lower()
+            if name in known:
+                _add(event, name, event.get("dur"), raws, counts, interned)
+            elif name not in silent:
+                counts["dropped", f"of unknown category {str(category)[:40]!r}"] += 1
+        except (KeyError, TypeError, AttributeError, OverflowError):
+            counts["dropped", "that are no trace events"] += 1
+    return n_events
+
+
+def _add(
+    event: Mapping[str, Any], category: str, dur: Any, raws: list[Raw], counts: Counts, interned: Interned
+) -> None:
+    ts: Any = event.get("ts")
+    name = event.get("name")
+    if not _is_time(ts):
+        counts["dropped", "without a start (ts)"] += 1
+        return
+    if not _is_time(dur) or dur < 0:
+        counts["dropped", "without a duration (dur)"] += 1
+        return
+    if not isinstance(name, str):
+        counts["dropped", "without a name"] += 1
+        return
+    pid, tid = interned.text(event.get("pid")), interned.text(event.get("tid"))
+    raws.append((float(ts), float(dur), interned.text(name), category, pid, tid, interned.details(category, event)))
+
+
+def _is_time(value: Any) -> bool:
+    """A finite number whose microseconds make sense (under 10^18: 30,000 years)."""
+    return type(value) in (int, float) and -1e18 < value < 1e18  # NaN compares false
+
+
+def _by_process(raws: list[Raw], counts: Counts) -> dict[str, list[Raw]]:
+    """Events of each host process; device work goes to the process whose calls launched it."""
+    hosts = Counter(raw[4] for raw in raws if raw[3] in CALLS or raw[3] in OPS)
+    launching = Counter(raw[4] for raw in raws if raw[3] in CALLS)
+    mains = [pid for pid in hosts if launching[pid]] or list(hosts)
+    if len(mains) <= 1:
+        return {next(iter(mains), ""): raws}
+    owners = {(raw[4], raw[6].correlation) for raw in raws if raw[3] in CALLS}
+    votes: dict[str, Counter[str]] = {}
+    for raw in raws:
+        if raw[3] in DEVICE_KINDS:
+            tally = votes.setdefault(raw[4], Counter())
+            tally.update(pid for pid in mains if (pid, raw[6].correlation) in owners)
+    found: dict[str, list[Raw]] = {pid: [] for pid in mains}
+    taken: dict[str, str] = {}
+    for device, tally in votes.items():
+        free = [pid for pid, _ in tally.most_common() if pid not in taken.values()]
+        best = free[0] if free else next(iter(tally), mains[0])
+        if len(tally) > 1 and len({count for _, count in tally.most_common(2)}) == 1:
+            counts["guessed", "devices given to processes by order, as correlation ids fit several"] += 1
+        taken[device] = best
+    for raw in raws:
+        pid = taken.get(raw[4], mains[0]) if raw[3] in DEVICE_KINDS or raw[3] in SYNCS else raw[4]
+        if pid in found:
+            found[pid].append(raw)
+        else:
+            counts["dropped", "of processes that launch nothing"] += 1
+    return {pid: mine for pid, mine in found.items() if mine}
+
+
+def _trace(path: str, header: Mapping[str, Any], raws: list[Raw], place: tuple[int, int]) -> KinetoTrace:
+    """One process's trace; `place` is its number among the file's processes and how many there are."""
+    origin = raws[0][0]
+    counts: Counts = Counter()
+    host: list[HostSpan] = [host_span(raw, origin) for raw in raws if raw[3] in OPS]
+    rank, world_size = _ranks(header, place, counts)
+    trace = KinetoTrace(
+        path=path,
+        rank=rank,
+        world_size=world_size,
         origin_us=origin,
-        ops=tuple(span for span in host if not span.name.startswith(_STEP_PREFIX)),
-        calls=tuple(_host_span(event, origin) for event in spans if _category(event) in _CALL_CATEGORIES),
-        device=tuple(_device_span(event, origin) for event in spans if _category(event) in _DEVICE_CATEGORIES),
+        ops=tuple(span for span in host if not span.name.startswith(STEP_PREFIX)),
+        calls=tuple(host_span(raw, origin) for raw in raws if raw[3] in CALLS),
+        device=tuple(device_span(raw, origin) for raw in raws if raw[3] in DEVICE_KINDS),
         steps=tuple(
-            Step(name=s.name, start_s=s.start_s, end_s=s.end_s) for s in host if s.name.startswith(_STEP_PREFIX)
+            Step(name=s.name, start_s=s.start_s, end_s=s.end_s) for s in host if s.name.startswith(STEP_PREFIX)
         ),
-        syncs=tuple(_sync_record(event) for event in spans if _category(event) == _SYNC_CATEGORY),
+        syncs=tuple(sync_record(raw) for raw in raws if raw[3] in SYNCS),
+        modules=tuple(host_span(raw, origin) for raw in raws if raw[3] in PYTHON and raw[2].startswith(_MODULE_PREFIX)),
+        memory=tuple(memory_event(raw, us_to_s(raw[0] - origin)) for raw in raws if raw[3] == MEMORY_EVENT),
+        facts=_facts(header, raws),
+        info=_info(header),
+    )
+    _count_missing(trace, counts)
+    notes = tuple(Note(kind=kind, text=text, count=count) for (kind, text), count in sorted(counts.items()))
+    return replace(trace, notes=notes)
+
+
+def _ranks(header: Mapping[str, Any], place: tuple[int, int], counts: Counts) -> tuple[int, int]:
+    info = header.get("distributedInfo")
+    number, n_processes = place
+    if isinstance(info, Mapping) and type(info.get("rank")) is int and n_processes == 1:
+        world = info.get("world_size")
+        if type(world) is int and world > info["rank"] >= 0:
+            return info["rank"], world
+        if info["rank"] >= 0:
+            counts["guessed", f"the number of ranks, {info['rank'] + 1}, as the trace has none"] += 1
+            return info["rank"], info["rank"] + 1
+    counts["guessed", f"rank {number} of {n_processes}, as the trace names none"] += 1
+    return number, n_processes
+
+
+def _facts(header: Mapping[str, Any], raws: list[Raw]) -> DeviceFacts:
+    listed = header.get("deviceProperties")
+    used = next((raw[6].device for raw in raws if raw[3] in DEVICE_KINDS), 0)
+    rows = [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else []
+    row = next((row for row in rows if row.get("id") == used), rows[0] if rows else {})
+    if not row:
+        return DeviceFacts(name=str(header.get("gpu", "")))
+
+    def count(key: str) -> int:
+        value = row.get(key)
+        return value if type(value) is int and value >= 0 else 0
+
+    return DeviceFacts(
+        name=str(row.get("name", "")),
+        n_sms=count("numSms"),
+        memory_bytes=count("totalGlobalMem"),
+        max_threads_per_sm=count("maxThreadsPerMultiprocessor"),
+        registers_per_sm=count("regsPerMultiprocessor"),
+        shared_per_sm_bytes=count("sharedMemPerMultiprocessor"),
     )
 
 
-_KNOWN = _OP_CATEGORIES | _CALL_CATEGORIES | frozenset({*_DEVICE_CATEGORIES, _SYNC_CATEGORY})
+def _info(header: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    info = header.get("distributedInfo")
+    if isinstance(info, Mapping):
+        found |= {key: str(info[key]) for key in ("backend", "nccl_version") if key in info}
+    return found | {key: str(header[key]) for key in ("source", "model", "gpu", "perfmodel") if key in header}
 
 
-def _load(path: Path) -> Mapping[str, object]:
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        body = json.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise ConfigError(f"{path}: gzip data cut off or damaged: {error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    if not isinstance(body, Mapping):
-        raise ConfigError(f"{path}: found a JSON {type(body).__name__}; a trace is an object with traceEvents")
-    return body
-
-
-def _checked(path: str | Path, number: int, event: Mapping[str, object]) -> Mapping[str, object]:
-    for key in ("ts", "dur"):
-        value = event.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124 -- NaN
-            raise ConfigError(f"{path}: traceEvents[{number}].{key}: found {value!r}; microseconds are needed")
-    if not isinstance(event.get("name"), str):
-        raise ConfigError(f"{path}: traceEvents[{number}].name: found {event.get('name')!r}; text is needed")
-    return event
-
-
-def _category(event: Mapping[str, object]) -> str:
-    return str(event["cat"]).lower()
-
-
-def _us(event: Mapping[str, object], key: str) -> float:
-    value = event[key]
-    if not isinstance(value, int | float):
-        raise RuntimeError("events are checked before they are read")
-    return float(value)
-
-
-def _clock(event: Mapping[str, object], origin: float) -> tuple[float, float]:
-    start = _us(event, "ts") - origin
-    return start / US_PER_S, (start + _us(event, "dur")) / US_PER_S
-
-
-def _args(event: Mapping[str, object]) -> Mapping[str, object]:
-    args = event.get("args")
-    return args if isinstance(args, Mapping) else {}
-
-
-def _number(value: object, default: int = 0) -> int:
-    return int(value) if isinstance(value, int | float) else default
-
-
-def _host_span(event: Mapping[str, object], origin: float) -> HostSpan:
-    start, end = _clock(event, origin)
-    return HostSpan(
-        name=str(event["name"]),
-        thread=str(event.get("tid")),
-        start_s=start,
-        end_s=end,
-        correlation=_number(_args(event).get("correlation")),
-    )
-
-
-def _device_span(event: Mapping[str, object], origin: float) -> DeviceSpan:
-    start, end = _clock(event, origin)
-    args = _args(event)
-    return DeviceSpan(
-        name=str(event["name"]),
-        kind=_DEVICE_CATEGORIES[_category(event)],
-        stream=_number(args.get("stream"), _number(event.get("tid"))),
-        start_s=start,
-        end_s=end,
-        correlation=_number(args.get("correlation")),
-        bytes=_number(args.get("bytes")),
-        warps_per_sm=float(warps) if isinstance(warps := args.get("warps per SM"), int | float) else 0.0,
-    )
-
-
-def _sync_record(event: Mapping[str, object]) -> SyncRecord:
-    args = _args(event)
-    return SyncRecord(
-        kind=str(event["name"]),
-        correlation=_number(args.get("correlation")),
-        stream=_number(args.get("stream"), -1),
-        on_stream=_number(args.get("wait_on_stream"), -1),
-        record_correlation=_number(args.get("wait_on_cuda_event_record_corr_id"), -1),
-    )
-
-
-def innermost_ops(trace: KinetoTrace, calls: Sequence[HostSpan]) -> list[HostSpan | None]:
-    """For each call (ascending starts), the shortest op on its thread that covers it, or None."""
-    stacks: dict[str, list[HostSpan]] = {}
-    found: list[HostSpan | None] = []
-    at = 0
-    for call in calls:
-        while at < len(trace.ops) and trace.ops[at].start_s <= call.start_s:
-            op = trace.ops[at]
-            stack = stacks.setdefault(op.thread, [])
-            while stack and stack[-1].end_s <= op.start_s:
-                stack.pop()
-            stack.append(op)
-            at += 1
-        stack = stacks.get(call.thread, [])
-        while stack and stack[-1].end_s <= call.start_s:
-            stack.pop()
-        found.append(stack[-1] if stack else None)
-    return found
+def _count_missing(trace: KinetoTrace, counts: Counts) -> None:
+    """Counts what a complete trace would have and this one has not."""
+    launches = [call for call in trace.calls if "launch" in call.name.lower()]
+    if launches and not trace.device:
+        counts["missing", "kernels: launches without device records (the profiler dropped them, or lacks rights)"] += (
+            len(launches)
+        )
+    unlinked = sum(1 for span in trace.device if not span.correlation)
+    if unlinked:
+        counts["missing", "correlation ids: device work that no launch can be found for"] += unlinked
+    known = {call.correlation for call in trace.calls}
+    orphans = sum(1 for span in trace.device if span.correlation and span.correlation not in known)
+    if orphans:
+        counts["missing", "launch calls of device work (outside the recorded window)"] += orphans
+    shapeless = not any(op.arguments for op in trace.ops)
+    if trace.ops and shapeless:
+        counts["missing", "shapes of ops: record_shapes was off"] += len(trace.ops)
+    if not trace.steps:
+        counts["missing", "step marks (ProfilerStep): schedule= and step() were not used"] += 1

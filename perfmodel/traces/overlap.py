@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from perfmodel.errors import ConfigError
-from perfmodel.traces.kineto import DeviceSpan, KinetoTrace
+from perfmodel.traces.spans import DeviceSpan, KinetoTrace
 
 _FULLY = 0.95  # share of a kernel's time beside communication from which it counts as overlapped
 

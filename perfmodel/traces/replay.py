@@ -23,7 +23,7 @@ from perfmodel.errors import ConfigError
 from perfmodel.sim import HOST, NO_GROUP, Program, Task, Timeline
 from perfmodel.sim.program import StreamKind
 from perfmodel.traces.anchors import TICK_S, Anchor, Latencies, find_anchors, measure_latencies
-from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace, SyncRecord
+from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace, SyncRecord
 from perfmodel.units import PS_PER_S, US_PER_S
 
 # Warps an SM holds at once on compute capability 7.0, 8.0 and 9.0 (CUDA C++ Programming Guide, technical specifications).

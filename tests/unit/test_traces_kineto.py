@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import ConfigError
-from perfmodel.traces.kineto import innermost_ops, read_kineto
+from perfmodel.traces.kineto import read_kineto
+from perfmodel.traces.link import innermost_ops
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 
@@ -52,15 +53,19 @@ def test_reads_a_small_trace(tmp_path, name):
 
 
 BAD = [
-    (b"{", "t.json: not JSON"),
+    (b"{", "t.json: not JSON: the file ends inside its object at byte 1"),
+    (b"", "t.json: not JSON: the file is empty at byte 0"),
     (b"\xff\xfe", "t.json: not JSON"),
-    ([], "t.json: found a JSON list; a trace is an object with traceEvents"),
+    (b"[" * 100_000, "t.json: not JSON: brackets nested too deeply"),
+    (b"3", "t.json: found a JSON int; a trace is an object with traceEvents, or a list"),
+    ([], "t.json: traceEvents: no host or device spans among 0 events"),
     ({"events": []}, "t.json: traceEvents: not found"),
     ({"traceEvents": []}, "t.json: traceEvents: no host or device spans among 0 events"),
-    ({"traceEvents": [event("kernel", "k", "soon", 1)]}, r"t.json: traceEvents\[0\].ts: found 'soon'"),
-    ({"traceEvents": [event("kernel", "k", 1, None)]}, r"t.json: traceEvents\[0\].dur: found None"),
-    ({"traceEvents": [event("kernel", 5, 1, 1)]}, r"t.json: traceEvents\[0\].name: found 5"),
-    ({"traceEvents": [event("kernel", "k", float("nan"), 1)]}, r"t.json: traceEvents\[0\].ts: found nan"),
+    ({"traceEvents": [event("kernel", "k", "soon", 1)]}, r"among 1 events \(1 without a start"),
+    ({"traceEvents": [event("kernel", "k", 1, None)]}, "1 without a duration"),
+    ({"traceEvents": [event("kernel", 5, 1, 1)]}, "1 without a name"),
+    ({"traceEvents": [event("kernel", "k", float("nan"), 1)]}, "1 without a start"),
+    ({"traceEvents": [5, None, []]}, "3 that are no trace events"),
 ]
 
 
@@ -76,7 +81,7 @@ def test_a_missing_or_cut_off_file_gives_one_clear_line(tmp_path):
         read_kineto(tmp_path / "absent.json")
     whole = write(tmp_path, SMALL, "t.json.gz").read_bytes()
     (tmp_path / "cut.json.gz").write_bytes(whole[:-30])
-    with pytest.raises(ConfigError, match="gzip data cut off or damaged"):
+    with pytest.raises(ConfigError, match="gzip data cut off"):
         read_kineto(tmp_path / "cut.json.gz")
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.errors import ConfigError
-from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace, Step
 from perfmodel.traces.overlap import measure_overlap
+from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace, Step
 
 
 def trace(kernels, collectives=()):

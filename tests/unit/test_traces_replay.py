@@ -9,9 +9,10 @@ import pytest
 from perfmodel.errors import ConfigError
 from perfmodel.sim import simulate
 from perfmodel.sim.check import check_timeline
-from perfmodel.traces.kineto import DeviceSpan, HostSpan, KinetoTrace, Step, SyncRecord, read_kineto
+from perfmodel.traces.kineto import read_kineto
 from perfmodel.traces.overlap import measure_overlap
 from perfmodel.traces.replay import compare_collectives, compare_steps, replay_programs
+from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace, Step, SyncRecord
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 COLLECTIVE_LIMIT_S = 100e-6
