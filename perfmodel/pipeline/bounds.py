@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.pipeline.lower import LoweredClass
 from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Bounds
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
 from perfmodel.sim.whatif import without_host, without_network

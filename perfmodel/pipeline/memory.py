@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.graph import Graph
-from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.plan.events import Event, MemoryUse
 from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import table_storages

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.pipeline.lower import LoweredClass
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.intervals import Spans, fold, union
 from perfmodel.sim.program import COMM, COMPUTE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.pipeline.lower import LoweredClass
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH, with_launch_queue
 from perfmodel.sim.program import HOST, ArrayProgram

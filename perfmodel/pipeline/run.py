@@ -12,7 +12,7 @@ from perfmodel.db.device import Device, shared
 from perfmodel.graph import Graph
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.fuse import fuse_graph
-from perfmodel.pipeline.lower import LoweredClass, lower_class
+from perfmodel.pipeline.lower import lower_class
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Prediction
@@ -21,6 +21,7 @@ from perfmodel.pipeline.programs import compile_classes
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
 from perfmodel.pipeline.summary import Subject, summarise
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Collective, Placement, RankDevice, place
 from perfmodel.plan.recompute import recomputed

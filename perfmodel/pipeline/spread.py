@@ -9,9 +9,9 @@ import numpy as np
 
 from perfmodel.errors import ConfigError
 from perfmodel.metrics import percentile
-from perfmodel.pipeline.lower import CATEGORIES, LoweredClass
 from perfmodel.pipeline.pricebook import IntArray
 from perfmodel.pipeline.settings import RunSettings
+from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.pipeline.whatif import with_times
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.perturb import Jitter, perturbed_durations

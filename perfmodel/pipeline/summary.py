@@ -10,10 +10,10 @@ import numpy as np
 
 from perfmodel.estimate import Source
 from perfmodel.graph import PHASES, Graph
-from perfmodel.pipeline.lower import CATEGORIES, HOST_FAMILY, LoweredClass
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.settings import RunSettings
+from perfmodel.pipeline.tasks import CATEGORIES, HOST_FAMILY, LoweredClass
 from perfmodel.plan import Placement
 from perfmodel.sim import breakdown as sim_breakdown
 from perfmodel.sim.path import critical_stretches

@@ -16,9 +16,9 @@ import numpy as np
 
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.errors import ConfigError, suggest
-from perfmodel.pipeline.lower import CATEGORIES, HOST_FAMILY, Category, LoweredClass
 from perfmodel.pipeline.pricebook import FloatArray
 from perfmodel.pipeline.settings import MAX_FACTOR
+from perfmodel.pipeline.tasks import CATEGORIES, HOST_FAMILY, Category, LoweredClass
 from perfmodel.topology import Topology
 from perfmodel.units import PS_PER_S
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from perfmodel.pipeline.lower import LoweredClass
 from perfmodel.pipeline.run import Run
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
 from perfmodel.units import PS_PER_S
 
