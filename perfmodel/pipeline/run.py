@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective, estimate_concurrent
+from perfmodel.collectives import CollectiveEstimate
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
 from perfmodel.db.device import Device, shared
 from perfmodel.graph import Graph
 from perfmodel.pipeline.bounds import find_bounds
+from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import lower_class
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
@@ -23,7 +24,7 @@ from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
 from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
-from perfmodel.plan import Collective, Placement, RankDevice, place
+from perfmodel.plan import Placement, RankDevice, place
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
@@ -43,6 +44,7 @@ class PriceBooks:
     """What runs have in common: the price book of each device, and graphs as compiled code runs them."""
 
     def __init__(self) -> None:
+        self.collectives = CollectivePrices()
         self._devices: dict[tuple[str, str | None, int], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
@@ -122,7 +124,7 @@ def predict_graph(
         graph = books.fused(graph)
     placement = _with_allocator(place(graph, plan, ranks), graph, books)
     changes = [parse_what_if(text) for text in settings.what_if]
-    collectives = price_collectives(placement, topology)
+    collectives = books.collectives.of_placement(placement, topology)
     if changes:
         collectives = change_links(collectives, changes, topology)
     classes = lower_placement(placement, devices, collectives, settings, books)
@@ -167,51 +169,3 @@ def lower_placement(
         prices = books.of(device).prices(rank_class.events, estimates)
         classes.append(lower_class(rank_class, device, prices, settings, number))
     return tuple(classes)
-
-
-def price_collectives(placement: Placement, topology: Topology) -> dict[int, CollectiveEstimate]:
-    """The estimate of every collective instance of a placement; equal calls are priced once."""
-    by_instance: dict[int, Collective] = {}
-    for rank_class in placement.classes:
-        for event in rank_class.events:
-            if event.collective is not None:
-                by_instance.setdefault(event.collective.instance, event.collective)
-    return _priced(by_instance, topology)
-
-
-def _priced(by_instance: Mapping[int, Collective], topology: Topology) -> dict[int, CollectiveEstimate]:
-    priced: dict[tuple[CollectiveCall, tuple[tuple[int, ...], ...]], CollectiveEstimate] = {}
-    found = {}
-    for instance, collective in by_instance.items():
-        key = (_call(collective), collective.siblings)
-        if key not in priced:
-            siblings = [replace(key[0], ranks=ranks) for ranks in _near(collective, topology)]
-            alone = not siblings
-            priced[key] = (
-                estimate_collective(key[0], topology)
-                if alone
-                else estimate_concurrent((key[0], *siblings), topology)[0]
-            )
-        found[instance] = priced[key]
-    return found
-
-
-def _near(collective: Collective, topology: Topology) -> list[tuple[int, ...]]:
-    """Groups that do the same at the same time on the hosts of this one, where links between hosts may be shared."""
-    if not collective.siblings:
-        return []
-    host = {place.rank: place.host for place in topology.ranks}
-    first = [host[rank] for rank in collective.ranks]
-    if len(set(first)) == 1:
-        return []
-    return [group for group in collective.siblings if [host[rank] for rank in group] == first]
-
-
-def _call(collective: Collective) -> CollectiveCall:
-    return CollectiveCall(
-        op=collective.op,
-        bytes=collective.bytes,
-        ranks=collective.ranks,
-        dtype=collective.dtype,
-        send_bytes=collective.send_bytes,
-    )
