@@ -146,6 +146,19 @@ class TableAccess:
     itemsize_bytes: int = 4
 
 
+# Spreads hot rows over a table; prime, so a multiple of it visits every row of any smaller table once.
+ROW_SCATTER = 2_147_483_647
+
+
+def row_of_rank(rank: int, rows: int) -> int:
+    """The row of popularity rank `rank` (0 is the hottest) where nothing is known of the order of a table's rows.
+
+    >>> sorted(row_of_rank(rank, 10) for rank in range(10)) == list(range(10))
+    True
+    """
+    return rank * (ROW_SCATTER % rows or 1) % rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """Lifetime of one piece of device memory: born after op `born`, free after op `dies` (-1: before; n_ops: never)."""

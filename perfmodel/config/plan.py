@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
-from perfmodel.config.quantity import Bytes, PositiveBytes, PositiveCount
+from perfmodel.config.quantity import Bytes, BytesPerS, PositiveBytes, PositiveCount
 from perfmodel.config.reading import check_mapping
+from perfmodel.config.sharding import TablePlacement, read_placement
 from perfmodel.errors import ConfigError, suggest
-from perfmodel.units import MEBI
+from perfmodel.units import MEBI, parse_bytes_per_s
 
 # torch.nn.parallel.DistributedDataParallel, torch 2.13: bucket_cap_mb=25 and dist._DEFAULT_FIRST_BUCKET_BYTES.
 DEFAULT_BUCKET_CAP_BYTES = 25 * MEBI
@@ -35,6 +36,10 @@ VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.
 
 MESH_DIMS = ("pp", "dp", "tp")
 STRATEGIES = ("table_wise", "data_parallel")
+Travel = Literal["own", "fp16", "bf16", "fp8", "int8"]
+# Sequential and 4 KiB random reads of a PCIe 4.0 x4 data-centre drive: 6.8 GB/s and 1 M/s x 4 KiB (Samsung PM9A3, datasheet
+# 2021), over the two ranks that share a drive in a server of 8 GPUs with 4 drives.
+DEFAULT_SSD_BYTES_PER_S = parse_bytes_per_s("2 GB/s")
 
 
 class DataParallel(Spec):
@@ -112,29 +117,36 @@ def _mesh(value: Any) -> Any:
     return value
 
 
-def _placement(value: Any) -> Any:
-    rank = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not rank and value != "data_parallel":
-        raise ValueError(f"found {value!r}, allowed a rank (0, 1, ...) or data_parallel")
-    return value
-
-
 class EmbeddingPlan(Spec):
-    """How embedding tables are spread.
+    """How embedding tables are spread. What a search finds and what a plan file says are this object.
 
     `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
-    has all tables; `explicit`: `placement` gives each table the rank that holds it whole, or `data_parallel`. A table
-    is named as in the model file, or by its parameter. `index_exchange`: ranks load their own samples and send indices to
-    the tables' owners; without it every rank loads the whole global batch's indices of its tables. `bottom_mlp`: the rank
-    that runs a DLRM's bottom MLP for the global batch (None: every rank, for its own samples). `row_precision`: the type in
-    which pooled rows and their gradients travel (`own`: that of the lookups).
+    has all tables; `explicit`: `placement` says of each table where its parts lie (`TablePlacement`; a rank alone stands for
+    the whole table there, looked up by the model's own operators). A table is named as in the model file, or by its
+    parameter.
+
+    Attributes:
+        index_exchange: ranks load their own samples and send indices to the tables' owners; without it every rank loads
+            the whole global batch's indices of its tables.
+        bottom_mlp: the rank that runs a DLRM's bottom MLP for the global batch (None: every rank, for its own samples).
+        row_precision, gradient_precision: the type in which looked-up rows and their gradients travel (`own`: that of the
+            lookups; of gradients: that of the rows).
+        dedup: indices of unpooled tables travel once each (TorchRec's `use_index_dedup`).
+        pipeline: `none`; `sparse_dist`: indices of the next batch travel during this one (TorchRec's
+            TrainPipelineSparseDist); `prefetch`: missing cache rows of the next batch come during this one, too
+            (PrefetchTrainPipelineSparseDist).
+        ssd: what one rank's share of an SSD reads and writes, for `key_value` tables.
     """
 
     strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
-    placement: Mapping[str, Annotated[int | str, BeforeValidator(_placement)]] = Field(default_factory=dict)
+    placement: Mapping[str, Annotated[TablePlacement, BeforeValidator(read_placement)]] = Field(default_factory=dict)
     index_exchange: bool = True
     bottom_mlp: Annotated[int, Field(ge=0)] | None = None
-    row_precision: Literal["own", "fp16", "bf16"] = "own"
+    row_precision: Travel = "own"
+    gradient_precision: Travel = "own"
+    dedup: bool = False
+    pipeline: Literal["none", "sparse_dist", "prefetch"] = "none"
+    ssd: BytesPerS = DEFAULT_SSD_BYTES_PER_S
 
 
 def _embeddings(value: Any) -> Any:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from perfmodel.config.dlrm import Distribution
+from perfmodel.graph import ROW_SCATTER
 
 # Rows whose Zipf weights are summed one by one; beyond, the weights change so slowly that an integral is exact to 1e-9.
 _EXACT_ROWS = 1 << 20
-# Spreads hot ranks over the table; prime, so a multiple of it visits every row of any smaller table once.
-_SCATTER = 2_147_483_647
 
 
 def draw_indices(distribution: Distribution, rows: int, n: int, rng: np.random.Generator) -> Tensor:
@@ -25,7 +24,7 @@ def draw_indices(distribution: Distribution, rows: int, n: int, rng: np.random.G
         ranks = _draw_zipf(distribution.zipf, rows, n, rng)
     else:
         return torch.from_numpy(rng.integers(0, rows, n))
-    return torch.from_numpy(ranks * (_SCATTER % rows or 1) % rows)
+    return torch.from_numpy(ranks * (ROW_SCATTER % rows or 1) % rows)
 
 
 def draw_lengths(mean: float, n_bags: int, *, ragged: bool, rng: np.random.Generator) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import TableAccess
 from perfmodel.units import format_bytes
@@ -40,29 +41,29 @@ def assign_table_wise(
     return placed
 
 
-def assign_explicit(tables: Sequence[TableAccess], placement: Mapping[str, int | str], n_ranks: int) -> dict[str, int]:
-    """A placement given by table name, checked: every table named once, ranks exist. Data-parallel tables are left out.
+def assign_explicit(
+    tables: Sequence[TableAccess], placement: Mapping[str, TablePlacement], n_ranks: int
+) -> dict[str, TablePlacement]:
+    """A placement given by table name, by parameter name instead and checked: every table named once, ranks exist.
 
     A table is named by its parameter (`emb.3.weight`), by that without `.weight`, or by its last part if that is unique.
     Raises InfeasiblePlanError.
     """
     names = _table_names(tables)
-    placed: dict[str, int] = {}
-    named: set[str] = set()
+    placed: dict[str, TablePlacement] = {}
     for name, where in placement.items():
         if name not in names:
             raise InfeasiblePlanError(
                 f"plan places table '{name}', which the model does not have{suggest(name, names)}"
             )
-        if names[name] in named:
+        if names[name] in placed:
             raise InfeasiblePlanError(f"plan places table '{name}' twice")
-        named.add(names[name])
-        if not isinstance(where, int):
-            continue
-        if where >= n_ranks:
-            raise InfeasiblePlanError(f"plan places table '{name}' on rank {where}; ranks are 0 to {n_ranks - 1}")
+        if max(where.ranks, default=0) >= n_ranks:
+            raise InfeasiblePlanError(
+                f"plan places table '{name}' on rank {max(where.ranks)}; ranks are 0 to {n_ranks - 1}"
+            )
         placed[names[name]] = where
-    missing = sorted({t.parameter for t in tables} - named)
+    missing = sorted({t.parameter for t in tables} - set(placed))
     if missing:
         raise InfeasiblePlanError(f"plan places {len(missing)} table(s) nowhere: {', '.join(missing[:5])}")
     return placed

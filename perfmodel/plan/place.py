@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.config import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
+from perfmodel.graph import Graph, Parameter
 from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan.advice import cheapest_changes, with_advice
@@ -28,7 +28,7 @@ from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.tables import TableOps
 
 # Bytes of an element of pooled rows on the way, by `row_precision`; None: as looked up.
-ROW_BYTES = {"own": None, "fp16": ITEMSIZE_BYTES["float16"], "bf16": ITEMSIZE_BYTES["bfloat16"]}
+ROW_BYTES = {"own": None, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,8 @@ def _owners(
     accesses = [found.table for found in tables.values()]
     if plan.embeddings.strategy == "table_wise":
         return assign_table_wise(accesses, row_bytes, free)
-    return assign_explicit(accesses, plan.embeddings.placement, len(free))
+    placed = assign_explicit(accesses, plan.embeddings.placement, len(free))
+    return {name: where.ranks[0] for name, where in placed.items() if where.sharding == "table_wise"}
 
 
 def _rank_classes(

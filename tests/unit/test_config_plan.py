@@ -27,14 +27,16 @@ def test_inline_data_parallel(text, expected):
 def test_inline_embeddings_and_accumulation():
     assert load_plan("embeddings=data_parallel,accumulate=4").embeddings.strategy == "data_parallel"
     plan = load_plan("embeddings.t0=3,embeddings.t1=data_parallel,accumulate=4")
-    assert plan.embeddings.placement == {"t0": 3, "t1": "data_parallel"}
+    placement = plan.embeddings.placement
+    assert (placement["t0"].sharding, placement["t0"].ranks, placement["t0"].kernel) == ("table_wise", (3,), "own")
+    assert (placement["t1"].sharding, placement["t1"].ranks) == ("data_parallel", ())
     assert (plan.embeddings.strategy, plan.accumulate) == ("explicit", 4)
 
 
 def test_a_plan_file_may_be_changed_inline():
     plan = load_plan("dlrm_mlperf_8,accumulate=2")
     assert plan.accumulate == 2
-    assert plan.embeddings.placement["t21"] == 7
+    assert plan.embeddings.placement["t21"].ranks == (7,)
 
 
 @pytest.mark.parametrize("name", list_configs("plans"))
