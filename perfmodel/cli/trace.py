@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -36,9 +37,77 @@ def load(files: tuple[Path, ...], *, salvage: bool, as_json: bool) -> None:
     from perfmodel.traces.explain import explain_lateness, explain_steps
     from perfmodel.traces.ranks import load_job
 
-    job = load_job(files, salvage=salvage)
+    executed, timed = _split(files)
+    for path in executed:
+        _show_execution_trace(path, salvage=salvage, as_json=as_json)
+    if not timed:
+        return
+    job = load_job(timed, salvage=salvage)
     steps, late = explain_steps(job), explain_lateness(job)
     if as_json:
         click.echo(json.dumps(load_to_dict(job, steps, late), indent=2))
     else:
         click.echo(render_load(job, steps, late, table_width()), nl=False)
+
+
+@trace.command(
+    epilog="Example: perfmodel trace export --model gpt2 --topo dgx_a100 --out gpt2.json --chakra gpt2.et.json"
+)
+@click.option("--model", required=True, help="Shipped name, YAML file, or Hugging Face config.json.")
+@click.option("--topo", "topology", required=True, help="Shipped name or YAML file of the machine.")
+@click.option("--plan", default="ddp", show_default=True, help="Shipped name, YAML file or text.")
+@click.option("--batch", type=int, help="Samples per rank, instead of the model file's.")
+@click.option("--steps", type=click.IntRange(1, 100), default=3, show_default=True, help="Iterations in the trace.")
+@click.option(
+    "--out", "out_path", type=click.Path(path_type=Path), help="Kineto JSON; {rank} in it for several rank classes."
+)
+@click.option("--chakra", "chakra_path", type=click.Path(path_type=Path), help="Chakra execution trace, as JSON.")
+@click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
+def export(
+    model: str,
+    topology: str,
+    plan: str,
+    *,
+    steps: int,
+    out_path: Path | None,
+    chakra_path: Path | None,
+    **options: object,
+) -> None:
+    """Write a prediction as traces that profiler tools (and this program) read: one file for each class of ranks."""
+    from perfmodel.api import predict_run
+    from perfmodel.report.write import write_text
+    from perfmodel.traces.execution_trace import chakra_document, chakra_json
+    from perfmodel.traces.export import kineto_documents, kineto_json
+
+    if out_path is None and chakra_path is None:
+        raise click.UsageError("--out or --chakra is needed")
+    run = predict_run(model, topology, plan, **{key: value for key, value in options.items() if value is not None})  # type: ignore[arg-type] # click checked the types
+    ranks = [lowered.rank_class.representative for lowered in run.classes]
+    if out_path is not None:
+        for rank, document in zip(ranks, kineto_documents(run, steps), strict=True):
+            write_text(_path_of(out_path, rank, len(ranks)), kineto_json(document))
+    if chakra_path is not None:
+        for index, rank in enumerate(ranks):
+            write_text(_path_of(chakra_path, rank, len(ranks)), chakra_json(chakra_document(run, index)))
+
+
+def _path_of(path: Path, rank: int, n_classes: int) -> Path:
+    if "{rank}" in path.name:
+        return path.with_name(path.name.replace("{rank}", str(rank)))
+    return path if n_classes == 1 or rank == 0 else path.with_name(f"rank{rank}_{path.name}")
+
+
+def _split(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Execution traces, and the others."""
+    from perfmodel.traces.json_stream import list_key_of
+
+    executed = [path for path in files if list_key_of(path, ("traceEvents", "nodes")) == "nodes"]
+    return executed, [path for path in files if path not in executed]
+
+
+def _show_execution_trace(path: Path, *, salvage: bool, as_json: bool) -> None:
+    from perfmodel.report.trace_load import execution_trace_to_dict, render_execution_trace
+    from perfmodel.traces.execution_trace import read_execution_trace
+
+    found = read_execution_trace(path, salvage=salvage)
+    click.echo(json.dumps(execution_trace_to_dict(found), indent=2) if as_json else render_execution_trace(found))

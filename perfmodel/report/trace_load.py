@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from perfmodel.report.listing import render_rows
+from perfmodel.traces.execution_trace import ExecutionTrace, is_collective
 from perfmodel.traces.explain import PARTS, Lateness, StepParts
 from perfmodel.traces.ranks import Job
 from perfmodel.traces.spans import KinetoTrace, Note
 from perfmodel.units import format_bytes, format_percent, format_time
 
 LATE_ROWS = 8
+TOP_OPS = 8
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
@@ -157,3 +160,32 @@ def _merged(lines: Sequence[str]) -> list[str]:
         plain = line if ": rank " not in line else f"{line.split(':', 1)[0]}: {line.split(': ', 2)[2]}"
         found[plain] = found.get(plain, 0) + 1
     return [line if count == 1 else f"{line} ({count} ranks)" for line, count in found.items()]
+
+
+def execution_trace_to_dict(trace: ExecutionTrace) -> dict[str, object]:
+    """What an execution trace holds, as plain values."""
+    names = Counter(node.name for node in trace.nodes if "::" in node.name)
+    return {
+        "schema_version": 1,
+        "path": trace.path,
+        "schema": trace.schema,
+        "nodes": len(trace.nodes),
+        "ops": trace.n_ops,
+        "collectives": sum(is_collective(node) for node in trace.nodes),
+        "threads": len({node.thread for node in trace.nodes}),
+        "top_ops": dict(names.most_common(TOP_OPS)),
+        "notes": [{"kind": n.kind, "count": n.count, "text": n.text} for n in trace.notes],
+    }
+
+
+def render_execution_trace(trace: ExecutionTrace) -> str:
+    """The same in words."""
+    found = execution_trace_to_dict(trace)
+    top = ", ".join(f"{name} x{count}" for name, count in found["top_ops"].items())  # type: ignore[attr-defined] # a dict, as above
+    lines = [
+        f"{trace.path}: execution trace, schema {trace.schema or 'not named'}: {found['nodes']} nodes, {found['ops']} ops, "
+        f"{found['collectives']} collectives, {found['threads']} threads",
+        f"most frequent: {top}",
+        *_note_lines("", trace.notes),
+    ]
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,28 @@ _REPLACED = "\ufffd"
 
 class DamagedError(ConfigError):
     """The document is cut off, or is not JSON, at a position that the message names."""
+
+
+class ItemList:
+    """The same of a document in memory: `items` under the name `list_key`, and the other keys."""
+
+    def __init__(self, items: Sequence[Any], list_key: str, header: dict[str, Any]) -> None:
+        self.items, self.list_key, self.header = items, list_key, header
+        self.is_list = False
+        self.lost: list[str] = []
+        self.n_replaced = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Items in order."""
+        return iter(self.items)
+
+
+def list_key_of(path: Path, keys: tuple[str, ...]) -> str:
+    """Which of `keys` names the main list of a document; empty for a bare list, another document or a damaged one."""
+    stream = ItemStream(path, keys, salvage=True)
+    for _ in stream:
+        break
+    return stream.list_key
 
 
 class ItemStream:

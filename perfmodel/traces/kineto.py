@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import ConfigError
-from perfmodel.traces.json_stream import ItemStream
+from perfmodel.traces.json_stream import ItemList, ItemStream
 from perfmodel.traces.kineto_events import (
     CALLS,
     DEVICE_KINDS,
@@ -61,7 +61,7 @@ def read_processes(path: str | Path, *, salvage: bool = False) -> tuple[KinetoTr
     return traces_of_events(path, stream)
 
 
-def traces_of_events(path: str | Path, stream: ItemStream) -> tuple[KinetoTrace, ...]:
+def traces_of_events(path: str | Path, stream: ItemStream | ItemList) -> tuple[KinetoTrace, ...]:
     """As `read_processes`, of an open stream."""
     counts: Counts = Counter()
     raws: list[Raw] = []
@@ -85,7 +85,7 @@ def traces_of_events(path: str | Path, stream: ItemStream) -> tuple[KinetoTrace,
     return tuple(replace(trace, n_events=n_events, notes=(*every, *trace.notes)) for trace in made)
 
 
-def _collect(stream: ItemStream, raws: list[Raw], counts: Counts) -> int:
+def _collect(stream: ItemStream | ItemList, raws: list[Raw], counts: Counts) -> int:
     """Appends the events of use as raw rows; returns how many events there were. The hot loop of reading."""
     n_events = 0
     known, silent = _KNOWN, _SILENT
