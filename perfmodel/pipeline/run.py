@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,11 @@ from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import lower_class
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
+from perfmodel.pipeline.pace import Pace, Paces
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
 from perfmodel.pipeline.programs import compile_classes
+from perfmodel.pipeline.script import NotSegmentedError
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
 from perfmodel.pipeline.summary import Subject, summarise
@@ -32,9 +35,15 @@ from perfmodel.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A prediction with what it was made from: the placed events, their programs and the simulated steady state."""
+    """A prediction with what it was made from: the placed events, their programs and the simulated steady state.
+
+    `graph` is what was placed (fused where the mode fuses), `topology` the machine, `collectives` the estimates by instance.
+    """
 
     prediction: Prediction
+    graph: Graph
+    topology: Topology
+    collectives: Mapping[int, CollectiveEstimate]
     placement: Placement
     classes: tuple[LoweredClass, ...]
     steady: Steady
@@ -45,6 +54,8 @@ class PriceBooks:
 
     def __init__(self) -> None:
         self.collectives = CollectivePrices()
+        self.paces = Paces(self.collectives)
+        self._processes: dict[str, dict[str, int]] = {}
         self._devices: dict[tuple[str, str | None, int], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
@@ -56,6 +67,17 @@ class PriceBooks:
         if key not in self._devices:
             self._devices[key] = shared(load_device(name, db), n_processes)
         return self._devices[key]
+
+    def processes(self, topology: Topology) -> dict[str, int]:
+        """By device of a machine, most ranks that one host has of it; on a CPU they share its cores."""
+        known = self._processes.get(topology.fingerprint)
+        if known is None:
+            counts = Counter((place.device, place.host) for place in topology.ranks)
+            known = self._processes[topology.fingerprint] = {
+                name: max(n for (device, _), n in counts.items() if device == name)
+                for name in sorted({place.device for place in topology.ranks})
+            }
+        return known
 
     def fused(self, graph: Graph) -> Graph:
         """The graph as compiled code runs it, found once."""
@@ -76,16 +98,6 @@ class PriceBooks:
         if book is None or book.device is not device:
             book = self._books[device.name] = PriceBook(device)
         return book
-
-
-def _device_names(topology: Topology) -> list[str]:
-    return sorted({place.device for place in topology.ranks})
-
-
-def _processes(topology: Topology, device: str) -> int:
-    """Most ranks that one host has of a device; on a CPU they share its cores."""
-    hosts = [place.host for place in topology.ranks if place.device == device]
-    return max(hosts.count(host) for host in set(hosts))
 
 
 def predict_graph(
@@ -114,15 +126,7 @@ def predict_graph(
         TopologyError: two ranks of a group cannot reach each other.
     """
     books = books or PriceBooks()
-    devices = {name: books.device(name, db, _processes(topology, name)) for name in _device_names(topology)}
-    ranks = [
-        RankDevice(device=place_of.device, memory_bytes=devices[place_of.device].memory_bytes)
-        for place_of in topology.ranks
-    ]
-    graph = recomputed(graph, plan.recompute)
-    if settings.mode == "compile":
-        graph = books.fused(graph)
-    placement = _with_allocator(place(graph, plan, ranks), graph, books)
+    graph, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=True)
     changes = [parse_what_if(text) for text in settings.what_if]
     collectives = books.collectives.of_placement(placement, topology)
     if changes:
@@ -141,7 +145,51 @@ def predict_graph(
         prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, overlap=settings.overlap))
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
-    return Run(prediction=prediction, placement=placement, classes=classes, steady=steady)
+    return Run(
+        prediction=prediction,
+        graph=graph,
+        topology=topology,
+        collectives=collectives,
+        placement=placement,
+        classes=classes,
+        steady=steady,
+    )
+
+
+def find_pace(
+    graph: Graph, plan: PlanSpec, topology: Topology, *, db: str | None, settings: RunSettings, books: PriceBooks
+) -> tuple[Pace | None, Placement]:
+    """The pace of a plan (None where it does not follow from segments) and its placement, in a fraction of a run's time.
+
+    Raises as `predict_graph`; a plan that does not fit is refused without advice.
+    """
+    _, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=False)
+    cuda = all(device.kind == "cuda" for device in devices.values())
+    if not cuda or replace(settings, bounds=False, overlap=True) != replace(DEFAULT_SETTINGS, bounds=False):
+        return None, placement
+    by_name = {name: books.of(device) for name, device in devices.items()}
+    try:
+        return books.paces.of(placement, topology, by_name, overlap=settings.overlap), placement
+    except NotSegmentedError:
+        return None, placement
+
+
+def _placed(
+    graph: Graph,
+    plan: PlanSpec,
+    topology: Topology,
+    given: tuple[str | None, RunSettings, PriceBooks],
+    *,
+    advise: bool,
+) -> tuple[Graph, Placement, dict[str, Device]]:
+    """The graph as it is executed, its placement and the devices by name; `given` are database, settings and books."""
+    db, settings, books = given
+    devices = {name: books.device(name, db, n) for name, n in books.processes(topology).items()}
+    ranks = [RankDevice(device=p.device, memory_bytes=devices[p.device].memory_bytes) for p in topology.ranks]
+    graph = recomputed(graph, plan.recompute)
+    if settings.mode == "compile":
+        graph = books.fused(graph)
+    return graph, _with_allocator(place(graph, plan, ranks, advise=advise), graph, books), devices
 
 
 def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:

@@ -55,8 +55,10 @@ class _Spread:
         return self.exchange.n_ranks
 
 
-def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placement:
+def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], *, advise: bool = True) -> Placement:
     """Spreads a graph over ranks; `ranks[r]` says what rank r runs on.
+
+    A plan that does not fit is refused; with `advise`, with what would make it fit, which takes a while to find.
 
     Raises:
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
@@ -65,6 +67,8 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placemen
     try:
         return _placed(graph, plan, ranks)
     except MemoryShortfallError as refusal:
+        if not advise:
+            raise
         devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
         changes = (
             [] if graph.tables else cheapest_changes(plan, len(ranks), lambda p: mesh_fits(graph, p, devices, memory))

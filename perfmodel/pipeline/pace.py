@@ -1,0 +1,176 @@
+"""The iteration time of a segmented plan without its tasks: clocks moved segment by segment until the pattern repeats.
+
+What comes out is the steady state of the simulator's rules to the picosecond, but for two things that only lengthen an
+iteration and are left out: the slowdown of compute beside communication, and the bound of the launch queue. Durations that
+slowdown makes longer, and waits that the queue adds, never shorten a max-plus system, so the pace is a lower bound of the
+prediction in every case, and the prediction itself where neither applies (`Pace.is_exact`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfmodel.collectives import CollectiveEstimate
+from perfmodel.db.device import Device
+from perfmodel.estimate import Estimate
+from perfmodel.pipeline.collective_prices import CollectivePrices
+from perfmodel.pipeline.lower import lower_segment
+from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, NEVER, Move, free, joined, move_of
+from perfmodel.pipeline.pricebook import IntArray, PriceBook
+from perfmodel.pipeline.script import END, ISSUE, MEET, RUN, WAIT, Script, Sources, script_of
+from perfmodel.plan import Collective, Placement
+from perfmodel.plan.runs import Piece, Segment
+from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH
+from perfmodel.sim.loops import compiled_loop, has_numba
+from perfmodel.sim.steady import cycle_of
+from perfmodel.topology import Topology
+from perfmodel.units import PS_PER_S
+
+MAX_ITERATIONS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Iteration time (ps) of a plan: `is_exact` if the simulation of its tasks gives the same, else no more than that."""
+
+    iteration_ps: Fraction
+    is_exact: bool
+
+
+class Paces:
+    """Finds paces; keeps the move of every segment it has met. Only ever added to, so threads may share it."""
+
+    def __init__(self, collectives: CollectivePrices) -> None:
+        self._collectives = collectives
+        self._moves: dict[tuple[int, str, str], tuple[Segment, Move]] = {}
+
+    def of(
+        self, placement: Placement, topology: Topology, books: Mapping[str, PriceBook], *, overlap: bool
+    ) -> Pace | None:
+        """The pace of a placement on CUDA devices, executed as `DEFAULT_SETTINGS` say; None if it does not settle.
+
+        Raises NotSegmentedError.
+        """
+        devices = [books[rank_class.device].device for rank_class in placement.classes]
+
+        def price(collective: Collective) -> CollectiveEstimate:
+            return self._collectives.of(collective, topology)
+
+        script = script_of(
+            placement,
+            Sources(
+                move=lambda cls, run: self._move(run, books[placement.classes[cls].device], topology),
+                price=price,
+                issue_ps=lambda cls: _issue_ps(devices[cls]),
+            ),
+        )
+        iteration_ps = _steady_ps(script, [_lag_ps(device) for device in devices])
+        if iteration_ps is None:
+            return None
+        slowed = overlap and any(device.overlap_factor > 1.0 for device in devices)
+        queued = max(script.n_kernels.values(), default=0) > LAUNCH_QUEUE_DEPTH
+        return Pace(iteration_ps=iteration_ps, is_exact=not slowed and not queued)
+
+    def _move(self, run: Segment, book: PriceBook, topology: Topology) -> Move:
+        key = (id(run), book.device.name, topology.fingerprint)
+        known = self._moves.get(key)
+        if known is None:
+            known = self._moves[key] = (run, self._make(run, book, topology))
+        return known[1]
+
+    def _make(self, run: Segment, book: PriceBook, topology: Topology) -> Move:
+        events = tuple(Piece(run=run, first=0, number=0, at=0, waits=()).events())
+        estimates: dict[int, Estimate] = {}
+        for event in events:
+            if event.collective is not None:
+                estimates[event.collective.instance] = self._collectives.of(event.collective, topology).estimate
+        return move_of(lower_segment(events, book.device, book.prices(events, estimates)))
+
+
+def _issue_ps(device: Device) -> int:
+    """Host time of a collective as lowering counts it: dispatch and launch, each in whole picoseconds."""
+    return round(device.host.op_dispatch_s * PS_PER_S) + round(device.host.launch_s * PS_PER_S)
+
+
+def _lag_ps(device: Device) -> int:
+    return round(device.host.launch_latency_s * PS_PER_S)
+
+
+class Arrays(NamedTuple):
+    """What the loop reads, as int64 arrays or lists: steps, moves as `joined` lays them out, launch latency by class."""
+
+    steps: Any
+    row_ptr: Any
+    out: Any
+    ptr: Any
+    source: Any
+    weight: Any
+    lag: Any
+
+
+def _steady_ps(script: Script, lag_ps: Sequence[int]) -> Fraction | None:
+    """Iteration time once the clocks grow evenly (see `sim.steady`); None if they do not within MAX_ITERATIONS."""
+    steps = np.array(script.steps, dtype=np.int64).reshape(-1, 5)
+    arrays = Arrays(steps, *joined(script.moves), np.array(lag_ps, dtype=np.int64))
+    clocks = np.zeros((script.n_classes, N_CLOCKS), dtype=np.int64)
+    slots = np.zeros(max(script.n_slots, 1), dtype=np.int64)
+    scratch = np.zeros(N_CLOCKS, dtype=np.int64)
+    live = _live(script)
+    states: list[IntArray] = []
+    numba = has_numba()
+    for _ in range(MAX_ITERATIONS):
+        clocks[:, 1::2] = NEVER
+        if numba:
+            compiled_loop(pace_loop)(arrays, clocks, slots, scratch)
+        else:
+            lists = clocks.tolist(), slots.tolist(), scratch.tolist()
+            pace_loop(Arrays(*(array.tolist() for array in arrays)), *lists)
+            clocks, slots = np.array(lists[0], dtype=np.int64), np.array(lists[1], dtype=np.int64)
+        state = clocks.reshape(-1)[live]
+        states.append(np.concatenate([state, [state.max()]]))
+        cycle = cycle_of(states, 1)
+        if cycle:
+            return Fraction(int((states[-1] - states[-1 - cycle]).max()), cycle)
+    return None
+
+
+def _live(script: Script) -> IntArray:
+    """Clocks that an iteration hands on: each class's host, and the next start on each stream that it uses."""
+    found = {cls * N_CLOCKS + HOST_FREE for cls in range(script.n_classes)}
+    found |= {cls * N_CLOCKS + free(stream) for cls, stream in script.n_kernels}
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def pace_loop(a: Arrays, clocks: Any, slots: Any, scratch: Any) -> None:
+    """One iteration: moves `clocks` (by class) as the steps say; `slots` and `scratch` are its workspace."""
+    for i in range(len(a.steps)):
+        step = a.steps[i]
+        what, first, second, third = step[0], step[2], step[3], step[4]
+        clock = clocks[step[1]]
+        if what == RUN:
+            low, high = a.row_ptr[first], a.row_ptr[first + 1]
+            for r in range(low, high):
+                at = NEVER
+                for t in range(a.ptr[r], a.ptr[r + 1]):
+                    at = max(at, clock[a.source[t]] + a.weight[t])
+                scratch[r - low] = at
+            for r in range(low, high):
+                clock[a.out[r]] = scratch[r - low]
+        elif what == WAIT:
+            clock[2 * first] = max(clock[2 * first], slots[second])
+        elif what == ISSUE:
+            clock[HOST_FREE] += second
+            slots[third] = max(clock[2 * first], clock[HOST_FREE] + a.lag[step[1]])
+        elif what == MEET:
+            slots[first] = max(slots[first], slots[second])
+        elif what == END:
+            slots[second] += third
+            clock[2 * first] = slots[second]
+            clock[2 * first + 1] = slots[second]
+        else:  # WAIT_LAST
+            clock[2 * first] = max(clock[2 * first], clock[2 * second + 1])
