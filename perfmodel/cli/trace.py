@@ -7,8 +7,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from perfmodel.utilisation.levels import Utilisation
 
 PIPE_WIDTH = 160  # columns of tables where stdout is no terminal
 
@@ -111,3 +115,42 @@ def _show_execution_trace(path: Path, *, salvage: bool, as_json: bool) -> None:
 
     found = read_execution_trace(path, salvage=salvage)
     click.echo(json.dumps(execution_trace_to_dict(found), indent=2) if as_json else render_execution_trace(found))
+
+
+@trace.command(epilog="Example: perfmodel trace utilisation rank0.json.gz --picture utilisation.png")
+@_FILES
+@_SALVAGE
+@_JSON
+@click.option("--device", help="Device of the database, if the trace does not name one that is in it.")
+@click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
+@click.option(
+    "--counters", multiple=True, type=click.Path(path_type=Path), help="ncu --csv, dcgmi or nvidia-smi dmon log."
+)
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also write the table as a PNG.")
+def utilisation(
+    files: tuple[Path, ...], *, salvage: bool, as_json: bool, device: str | None, db: str | None, **more: object
+) -> None:
+    """Say how well the steps in FILES use each level of the machine: whole, by phase, by module, by kernel family."""
+    from perfmodel.traces.ranks import load_job
+    from perfmodel.utilisation.devices import device_of
+    from perfmodel.utilisation.levels import utilisation_of
+
+    job = load_job(files, salvage=salvage)
+    show_utilisation([utilisation_of(t, device_of(t, device, db)) for t in job.traces], as_json=as_json, **more)
+
+
+def show_utilisation(found: Sequence[Utilisation], *, as_json: bool, **more: object) -> None:
+    """Prints utilisation of some ranks; `counters` and `picture` as in the command."""
+    from perfmodel.report.utilisation import render_utilisation, utilisation_to_dict, write_picture
+    from perfmodel.utilisation.counters import read_counters, with_counters
+
+    paths: Any = more.get("counters") or ()
+    picture: Any = more.get("picture")
+    rows = [with_counters(row, [read_counters(path) for path in paths]) for row in found]
+    if picture is not None:
+        write_picture(rows[0], picture)
+    if as_json:
+        click.echo(json.dumps([utilisation_to_dict(row) for row in rows], indent=2))
+        return
+    for row in rows:
+        click.echo(render_utilisation(row, table_width()))

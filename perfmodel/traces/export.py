@@ -9,6 +9,7 @@ reaches into the next. What we know beyond a profiler (family, FLOPs, bytes, pip
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from perfmodel.units import PS_PER_S, US_PER_S
 
 PS_PER_US = PS_PER_S // US_PER_S
 N_STEPS = 3
+TILE, TILE_THREADS = 128, 256
+LOOP_THREADS, LOOP_ELEMS = 128, 4
 _HOST_PID, _THREAD = 1, 1
 # PyTorch's name of each collective and the kernel that NCCL runs for it.
 _NAMES = {
@@ -166,6 +169,8 @@ def _iteration(run: Run, index: int, shift_ps: int) -> Iterator[dict[str, Any]]:
                 "perfmodel": _work(lowered, event, kernels[task], info.family),
             }
             is_copy = info.category == "copy"
+            if not is_copy:
+                args |= _launch_shape(event, kernels[task])
             if is_copy:
                 args["bytes"] = sum(spec.bytes for spec in (event.op.outputs if event.op else ()))
             name = "Memcpy HtoD (Pinned -> Device)" if is_copy else f"{info.family} ({event.label})"
@@ -238,6 +243,30 @@ def _work(lowered: LoweredClass, event: Event, number: int, family: str) -> dict
         work = sum((call.work for call in mine), Work())
         body |= {"flops": int(work.flops), "bytes": int(work.bytes), "pipe": mine[0].pipe}
     return body
+
+
+def _launch_shape(event: Event, number: int) -> dict[str, Any]:
+    """The launch that the libraries usually choose for a kernel; registers and shared memory as such kernels have them.
+
+    Products run 128 x 128 tiles of 256 threads (CUTLASS's default), everything else 128 threads of 4 elements each
+    (PyTorch's vectorised loops, aten/src/ATen/native/cuda/thread_constants.h).
+    """
+    calls = calls_of(event.op) if event.op is not None else ()
+    if number >= len(calls):
+        return {}
+    call = calls[number]
+    sizes = call.features
+    if call.family == "gemm" and {"m", "n"} <= set(sizes):
+        tiles = math.ceil(sizes["m"] / TILE) * math.ceil(sizes["n"] / TILE) * max(sizes.get("batch", 1.0), 1.0)
+        return {
+            "grid": [int(tiles), 1, 1],
+            "block": [TILE_THREADS, 1, 1],
+            "registers per thread": 128,
+            "shared memory": 32768,
+        }
+    n_elems = max(call.work.write_bytes, 1) / _ITEM_BYTES.get(call.dtype, 4)
+    blocks = math.ceil(n_elems / (LOOP_THREADS * LOOP_ELEMS))
+    return {"grid": [blocks, 1, 1], "block": [LOOP_THREADS, 1, 1], "registers per thread": 32, "shared memory": 0}
 
 
 def _collective(

@@ -8,6 +8,7 @@ module of the forward op with its sequence number.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ OPTIMIZER_PREFIX = "Optimizer."
 LOADING_PREFIX = "enumerate(DataLoader)"
 MODULE_PREFIX = "nn.Module: "
 NO_OP = -1
+_BACKWARD = re.compile(r"Backward\d*$")  # autograd nodes, as profilers before torch 1.10 show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,7 @@ def _optimizer_ends(trace: KinetoTrace) -> list[float]:
 
 
 def _own_phase(op: HostSpan) -> Phase | None:
-    if op.name.startswith(BACKWARD_PREFIX):
+    if op.name.startswith(BACKWARD_PREFIX) or _BACKWARD.search(op.name):
         return "backward"
     if op.name.startswith(OPTIMIZER_PREFIX):
         return "optimizer"

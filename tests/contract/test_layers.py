@@ -16,6 +16,8 @@ LEVELS = [
     {"sim"},
     {"pipeline"},
     {"sharding", "validate", "traces"},
+    {"utilisation"},
+    {"diagnose"},
     {"report"},
     {"api"},
     {"cli"},
