@@ -47,7 +47,7 @@ class Paces:
 
     def __init__(self, collectives: CollectivePrices) -> None:
         self._collectives = collectives
-        self._moves: dict[tuple[int, str, str], tuple[Segment, Move]] = {}
+        self._moves: dict[tuple[int, str, str], tuple[object, Move]] = {}
 
     def of(
         self, placement: Placement, topology: Topology, books: Mapping[str, PriceBook], *, overlap: bool
@@ -77,10 +77,12 @@ class Paces:
         return Pace(iteration_ps=iteration_ps, is_exact=not slowed and not queued)
 
     def _move(self, run: Segment, book: PriceBook, topology: Topology) -> Move:
-        key = (id(run), book.device.name, topology.fingerprint)
+        # A lone op is wrapped anew for every placement; what it does is the op's.
+        kept: object = run[0].op if len(run) == 1 else run
+        key = (id(kept), book.device.name, topology.fingerprint)
         known = self._moves.get(key)
         if known is None:
-            known = self._moves[key] = (run, self._make(run, book, topology))
+            known = self._moves[key] = (kept, self._make(run, book, topology))
         return known[1]
 
     def _make(self, run: Segment, book: PriceBook, topology: Topology) -> Move:

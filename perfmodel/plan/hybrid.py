@@ -288,15 +288,19 @@ class _Writer:
 
     def _passes(self, chunk: _Chunk, *kind: str) -> Segment:
         """Forward or backward of a chunk for one micro-batch, linked."""
-        key = ("pass", kind, self.groups.of["tp"], self.groups.of["dp"], self.plan.data_parallel)
-        return chunk.facts.derived(key, partial(self._make_pass, chunk, kind))
+        ddp = self.plan.data_parallel
+        reduces = ddp.shard == "gradients" or (kind[-1] == "last" and ddp.reduce == "buckets")
+        with_replicas = self.mesh.size("dp") > 1 and (ddp.shard == "parameters" or reduces)
+        # What replicas do decides a pass only where they take part in it; the rest is shared by many plans.
+        key = (kind, self.groups.of["dp"], ddp) if with_replicas else kind[:2]
+        return chunk.facts.derived(("pass", self.groups.of["tp"], key), partial(self._make_pass, chunk, kind))
 
     def _make_pass(self, chunk: _Chunk, kind: tuple[str, ...]) -> Segment:
         shard = self.plan.data_parallel.shard if self.mesh.size("dp") > 1 else "nothing"
         if shard == "parameters":
             return self._sharded_pass(chunk, kind)
         if kind[0] == "forward":
-            return segment(ops_of(chunk.graph, "input", "forward", "loss"), self.groups)
+            return segment(ops_of(chunk.graph, "input", "forward", "loss"), self.groups, events=chunk.facts.op_events)
         inserted: dict[int, list[Event]] = {}
         if kind[1] == "later":
             inserted = accumulate(chunk.graph.parameters)
@@ -304,11 +308,11 @@ class _Writer:
         ddp = self.plan.data_parallel
         reduces = kind[2] == "last" or shard == "gradients"
         if not reduces or self.mesh.size("dp") == 1 or ddp.reduce != "buckets":
-            return segment(ops, self.groups, inserted)
+            return segment(ops, self.groups, inserted, events=chunk.facts.op_events)
         buckets = assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap)
         for op, events in bucket_insertions(buckets, self.groups.of["dp"], -1).items():
             inserted.setdefault(op, []).extend(self._unnumbered(events))
-        run = segment(ops, self.groups, inserted)
+        run = segment(ops, self.groups, inserted, events=chunk.facts.op_events)
         as_views = ddp.gradient_as_bucket_view or shard != "nothing"
         return Segment(link_events((*run, *copy_back(buckets, as_views=as_views))))
 
@@ -317,9 +321,11 @@ class _Writer:
         units = _units(chunk)
         if kind[0] == "forward":
             ops = ops_of(chunk.graph, "input", "forward", "loss")
-            return segment(ops, self.groups, before=forward_gathers(units, self.groups))
+            gathers = forward_gathers(units, self.groups)
+            return segment(ops, self.groups, before=gathers, events=chunk.facts.op_events)
         scattered = gradient_scatters(units, self.groups)
-        run = segment(ops_of(chunk.graph, "backward"), self.groups, scattered, backward_gathers(units, self.groups))
+        gathers, ops = backward_gathers(units, self.groups), ops_of(chunk.graph, "backward")
+        run = segment(ops, self.groups, scattered, gathers, events=chunk.facts.op_events)
         return Segment(link_events((*run, wait_for_gradients(units))))
 
     def _gather_parameters(self, chunk: _Chunk) -> None:

@@ -26,19 +26,24 @@ def segment(
     groups: Groups,
     inserted: Mapping[int, Sequence[Event]] | None = None,
     before: Mapping[int, Sequence[Event]] | None = None,
+    *,
+    events: Sequence[Event] | None = None,
 ) -> Segment:
     """Events of ops with those `inserted` after each op and `before` it (by op id).
 
-    `after` of an event counts from the segment's first.
+    `after` of an event counts from the segment's first. `events` are those of a graph's ops by id, where ops are of one.
     """
-    events: list[Event] = list(before.get(START, ())) if before else []
+    found: list[Event] = list(before.get(START, ())) if before else []
     for op in ops:
         if before:
-            events += before.get(op.id, ())
-        events.append(collective_event(op, groups) if op.name in COLLECTIVE_OPS else op_event(op))
+            found += before.get(op.id, ())
+        if op.name in COLLECTIVE_OPS:
+            found.append(collective_event(op, groups))
+        else:
+            found.append(op_event(op) if events is None else events[op.id])
         if inserted:
-            events += inserted.get(op.id, ())
-    return Segment(link_events(_after_compute(events)))
+            found += inserted.get(op.id, ())
+    return Segment(link_events(_after_compute(found)))
 
 
 def _after_compute(events: Iterable[Event]) -> list[Event]:

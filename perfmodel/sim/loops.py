@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 # Tasks from which loading numba and cached machine code (about 0.4 s) costs less than the plain loops need.
@@ -22,6 +23,7 @@ def use_numba(loop: Loop, n_tasks: int) -> bool:
     return n_tasks >= COMPILED_FROM_TASKS and has_numba()
 
 
+@cache
 def has_numba() -> bool:
     """True if numba can be imported."""
     return importlib.util.find_spec("numba") is not None
