@@ -16,7 +16,7 @@ from perfmodel.graph import Graph
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import PriceBooks, Run, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
-from perfmodel.sim.sweep import warm_up
+from perfmodel.sim.warm import warm_up_all
 from perfmodel.topology import Topology, build_topology
 from perfmodel.units import format_percent
 
@@ -182,7 +182,7 @@ class Predictor:
         graph = self.graph(micro_batch(self._model, spec, options) or batch, target_of(machine, self._db))
         self._n_runs += 1
         if self._n_runs == RUNS_TO_WARM_UP:
-            warm_up()
+            warm_up_all()
         run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
         if self._check:
             _check(run)

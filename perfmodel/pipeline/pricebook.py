@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from perfmodel.sim.program import COMM, COMPUTE, COPY
 MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
-    "recv_next": 8,
+    "recv_next": 8, "copies": 9, "context": 10, "expert": 11,
 }  # fmt: skip
 
 FloatArray = NDArray[np.float64]
@@ -36,41 +37,66 @@ class Prices:
     """Prices of the events of one rank class.
 
     Attributes:
-        row: row of each event in the columns of `rows`.
-        rows: by column: `n_kernels` and where they begin in `kernels`, the host's `dispatch_s` (launches apart), `stream`
-            number, `phase` (index into PHASES), `label` (index into `names`), `host_sync`, `flops`, `recompute`.
+        rows: for each event by column: `n_kernels` and where they begin in `kernels`, the host's `dispatch_s` (launches
+            apart), `stream` number, `phase` (index into PHASES), `label` (index into `names`), `host_sync`, `flops`,
+            `recompute`.
         kernels: by column: `time_s`, `low_s`, `high_s`, `source`, `family` (index into `names`), and `ideal_s`, the time
             at the datasheet's peak rates.
         names: labels and families by index.
     """
 
-    row: IntArray
     rows: Mapping[str, NDArray[np.generic]]
     kernels: Mapping[str, NDArray[np.generic]]
     names: Sequence[str]
 
     def of_events(self, column: str) -> NDArray[np.generic]:
-        """A column of `rows` for each event."""
-        return self.rows[column][self.row]
+        """A column of `rows`."""
+        return self.rows[column]
+
+
+class _Columns:
+    """Columns that grow: arrays with room at their ends."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.size = 0
+        self._arrays: dict[str, NDArray[np.generic]] = {name: np.zeros(0, dtype=_type(name)) for name in names}
+
+    def extend(self, more: Mapping[str, Sequence[float]]) -> None:
+        """Adds rows at the end."""
+        n_more = len(next(iter(more.values())))
+        for name, values in more.items():
+            array = self._arrays[name]
+            if self.size + n_more > len(array):
+                array = np.concatenate([array, np.zeros(max(n_more, len(array)), dtype=array.dtype)])
+            array[self.size : self.size + n_more] = values
+            self._arrays[name] = array
+        self.size += n_more
+
+    def at(self, rows: IntArray) -> dict[str, NDArray[np.generic]]:
+        """These rows of every column."""
+        return {name: array[rows] for name, array in self._arrays.items()}
 
 
 class PriceBook:
-    """Prices of op objects on one device. Only ever added to, so threads may share it."""
+    """Prices of op objects on one device. Threads may share it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self._lock = Lock()
         self._clear()
 
     def _clear(self) -> None:
         self._row_of: dict[int, int] = {}
         self._held: list[Op] = []  # keeps identities from being reused
         self._names: dict[str, int] = {}
-        self._rows: dict[str, list[float]] = {name: [] for name in ROW_COLUMNS}
-        self._kernels: dict[str, list[float]] = {name: [] for name in KERNEL_COLUMNS}
-        self._arrays: tuple[Mapping[str, NDArray[np.generic]], Mapping[str, NDArray[np.generic]]] | None = None
+        self._rows, self._kernels = _Columns(ROW_COLUMNS), _Columns(KERNEL_COLUMNS)
 
     def prices(self, events: Sequence[Event], collectives: Mapping[int, Estimate]) -> Prices:
         """Prices of events; `collectives` maps instances of collectives to estimates."""
+        with self._lock:
+            return self._prices(events, collectives)
+
+    def _prices(self, events: Sequence[Event], collectives: Mapping[int, Estimate]) -> Prices:
         # On a CPU a price depends on what ran before (what its caches hold), so every sequence is priced as a whole.
         if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
             self._clear()
@@ -78,50 +104,53 @@ class PriceBook:
         unknown = {id(e.op): e.op for e in events if e.op is not None and id(e.op) not in known}
         if unknown:
             self._add(list(unknown.values()))
-        first = len(self._held)
-        rows: list[int] = []
+        places: list[int] = []
         others: list[Event] = []
-        for event in events:
+        of_op: list[int] = []
+        for number, event in enumerate(events):
             if event.op is not None:
-                rows.append(known[id(event.op)])
+                places.append(known[id(event.op)])
+                of_op.append(number)
             else:
-                rows.append(first + len(others))
                 others.append(event)
-        if self._arrays is None:
-            self._arrays = _arrays(self._rows), _arrays(self._kernels)
-        own_rows, own_kernels = self._arrays
-        more_rows, more_kernels = self._of_collectives(others, collectives)
-        return Prices(
-            row=np.array(rows, dtype=np.int64),
-            rows=_joined(own_rows, more_rows),
-            kernels=_joined(own_kernels, more_kernels),
-            names=tuple(self._names),
-        )
+        ops = self._rows.at(np.array(places, dtype=np.int64))
+        n_kernels = ops["n_kernels"].astype(np.int64)
+        begins = np.cumsum(n_kernels) - n_kernels
+        taken = np.repeat(ops["first_kernel"].astype(np.int64) - begins, n_kernels) + np.arange(int(n_kernels.sum()))
+        ops["first_kernel"] = begins
+        kernels = self._kernels.at(taken)
+        if others:
+            more_rows, more_kernels = self._of_collectives(others, collectives, len(taken))
+            ops = _merged(ops, more_rows, np.array(of_op, dtype=np.int64), len(events))
+            kernels = {name: np.concatenate([kernels[name], column]) for name, column in more_kernels.items()}
+        return Prices(rows=ops, kernels=kernels, names=tuple(self._names))
 
     def _add(self, ops: Sequence[Op]) -> None:
+        rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
         for op, estimates in zip(ops, price(ops, self.device), strict=True):
             calls = calls_of(op)
             n_kernels = len(estimates)  # on a CPU one for an op, however many kernels its rule names
             dispatch_s = host_cost_s(op, n_kernels, self.device)
             if self.device.kind == "cuda":
                 dispatch_s -= n_kernels * self.device.host.launch_s
-            self._add_row(
-                n_kernels=n_kernels,
-                first_kernel=len(self._kernels["time_s"]),
-                dispatch_s=dispatch_s,
-                stream=STREAM_NUMBERS[op.stream],
-                phase=PHASES.index(op.phase),
-                label=self._name(op.name),
-                host_sync=op.host_sync,
-                flops=sum(call.work.flops for call in calls),
-                recompute=op.recompute,
-            )
+            row = {
+                "n_kernels": n_kernels,
+                "first_kernel": self._kernels.size + len(kernels["time_s"]),
+                "dispatch_s": dispatch_s,
+                "stream": STREAM_NUMBERS[op.stream],
+                "phase": PHASES.index(op.phase),
+                "label": self._name(op.name),
+                "host_sync": op.host_sync,
+                "flops": sum(call.work.flops for call in calls),
+                "recompute": op.recompute,
+            }
+            _append(rows, row)
             parts = [calls] if n_kernels == 1 else [(call,) for call in calls]
             for part, estimate in zip(parts, estimates, strict=True):
                 ideal_s = min(sum(self._ideal_s(call) for call in part), estimate.time_s)
-                _append(self._kernels, _kernel(estimate, self._name(part[0].family), ideal_s))
-        # The identities come last: another thread that sees one finds its row complete.
-        self._arrays = None
+                _append(kernels, _kernel(estimate, self._name(part[0].family), ideal_s))
+        self._kernels.extend(kernels)
+        self._rows.extend(rows)
         for op in ops:
             self._row_of[id(op)] = len(self._held)
             self._held.append(op)
@@ -131,21 +160,18 @@ class PriceBook:
         flops_s = call.work.flops / peak_flops_per_s(self.device, call.pipe)
         return max(flops_s, call.work.bytes / self.device.memory_bytes_per_s)
 
-    def _add_row(self, **values: float) -> None:
-        _append(self._rows, values)
-
     def _of_collectives(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate]
-    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        rows: dict[str, list[float]] = {name: [] for name in ROW_COLUMNS}
-        kernels: dict[str, list[float]] = {name: [] for name in KERNEL_COLUMNS}
+        self, events: Sequence[Event], collectives: Mapping[int, Estimate], first: int
+    ) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
+        """Rows and kernels of collectives, whose kernels are numbered from `first`."""
+        rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
         for event in events:
             if event.collective is None:
                 raise RuntimeError("an event carries an op or a collective")
             name = self._name(event.collective.op)
-            values = {
+            row = {
                 "n_kernels": 1,
-                "first_kernel": len(self._kernels["time_s"]) + len(kernels["time_s"]),
+                "first_kernel": first + len(kernels["time_s"]),
                 "dispatch_s": self.device.host.op_dispatch_s,
                 "stream": STREAM_NUMBERS[event.stream],
                 "phase": PHASES.index(event.phase),
@@ -154,9 +180,9 @@ class PriceBook:
                 "flops": 0,
                 "recompute": False,
             }
-            _append(rows, values)
+            _append(rows, row)
             _append(kernels, _kernel(collectives[event.collective.instance], name, 0.0))
-        return rows, kernels
+        return _arrays(rows), _arrays(kernels)
 
     def _name(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
@@ -173,20 +199,31 @@ def _kernel(estimate: Estimate, family: int, ideal_s: float) -> dict[str, float]
     }
 
 
+def _empty(names: Sequence[str]) -> dict[str, list[float]]:
+    return {name: [] for name in names}
+
+
 def _append(columns: Mapping[str, list[float]], values: Mapping[str, float]) -> None:
-    for name, column in columns.items():
-        column.append(values[name])
+    for name, value in values.items():
+        columns[name].append(value)
+
+
+def _type(column: str) -> type[np.generic]:
+    return np.float64 if column in _FLOATS else np.int64
 
 
 def _arrays(columns: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.generic]]:
-    return {
-        name: np.array(column, dtype=np.float64 if name in _FLOATS else np.int64) for name, column in columns.items()
-    }
+    return {name: np.array(column, dtype=_type(name)) for name, column in columns.items()}
 
 
-def _joined(
-    own: Mapping[str, NDArray[np.generic]], more: Mapping[str, Sequence[float]]
-) -> Mapping[str, NDArray[np.generic]]:
-    if not any(more.values()):
-        return own
-    return {name: np.concatenate([own[name], column]) for name, column in _arrays(more).items()}
+def _merged(
+    first: Mapping[str, NDArray[np.generic]], second: Mapping[str, NDArray[np.generic]], at: IntArray, size: int
+) -> dict[str, NDArray[np.generic]]:
+    """Columns with the rows of the first at places `at` and those of the second between them."""
+    is_first = np.zeros(size, dtype=bool)
+    is_first[at] = True
+    merged = {}
+    for name, column in first.items():
+        merged[name] = np.empty(size, dtype=column.dtype)
+        merged[name][is_first], merged[name][~is_first] = column, second[name]
+    return merged

@@ -64,7 +64,7 @@ def sweep_order(wiring: Wiring) -> IntArray:
     """All tasks in a valid order. Raises GraphError naming the tasks and groups of a circular wait."""
     order = _common_order(wiring)
     if len(order) < wiring.n_tasks:
-        order = _general_order(wiring)
+        order = general_order(wiring)
     if len(order) < wiring.n_tasks:
         raise GraphError(_deadlock_text(wiring, order))
     return order
@@ -109,7 +109,7 @@ class Links(NamedTuple):
     group_member: Any
 
 
-def _general_order(wiring: Wiring) -> IntArray:
+def general_order(wiring: Wiring) -> IntArray:
     """Kahn's algorithm over units (a lone task, or a whole group); leaves out what waits in a circle."""
     owner = np.repeat(np.arange(wiring.n_tasks), np.diff(wiring.dep_ptr))
     has_prev = np.flatnonzero(wiring.prev >= 0)
@@ -129,7 +129,7 @@ def _general_order(wiring: Wiring) -> IntArray:
     )
     if use_numba(kahn_loop, wiring.n_tasks):
         order = np.zeros(wiring.n_tasks, dtype=np.int64)
-        count = compiled_loop(kahn_loop, _append_unit)(links, missing, order)
+        count = compiled_loop(kahn_loop, append_unit)(links, missing, order)
         return order[:count]
     order_list = [0] * wiring.n_tasks
     count = kahn_loop(Links(*(array.tolist() for array in links)), missing.tolist(), order_list)
@@ -146,7 +146,7 @@ def kahn_loop(links: Links, missing: Any, order: Any) -> int:
     done = 0
     for task in range(len(missing)):
         if links.first[task] == task and missing[task] == 0:
-            count = _append_unit(links, task, order, count)
+            count = append_unit(links, task, order, count)
     while done < count:
         task = order[done]
         done += 1
@@ -154,11 +154,12 @@ def kahn_loop(links: Links, missing: Any, order: Any) -> int:
             unit = links.first[links.follower[f]]
             missing[unit] -= 1
             if missing[unit] == 0:
-                count = _append_unit(links, unit, order, count)
+                count = append_unit(links, unit, order, count)
     return count
 
 
-def _append_unit(links: Links, unit: int, order: Any, count: int) -> int:
+def append_unit(links: Links, unit: int, order: Any, count: int) -> int:
+    """Puts a unit's tasks in `order` from `count` on, and returns how many there are then."""
     group = links.group[unit]
     if group < 0:
         order[count] = unit

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.sim.loops import compiled_loop, use_numba
 from perfmodel.sim.program import IntArray
 from perfmodel.sim.timeline import Timeline
 
 Cause = Literal["begin", "stream order", "dep", "last member"]
+CAUSES: tuple[Cause, ...] = ("begin", "stream order", "dep", "last member")
+BEGIN, STREAM_ORDER, DEP, LAST_MEMBER = range(4)  # places in CAUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,62 +67,88 @@ def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
 
 def critical_stretches(timeline: Timeline) -> Stretches:
     """`critical_path` as columns."""
-    if not timeline.compiled.n_tasks:
+    n = timeline.compiled.n_tasks
+    if not n:
         return Stretches([], [], [], [], [])
-    begin = timeline.begin_ps
-    walk, path = _Walk(timeline), Stretches([], [], [], [], [])
+    wiring = timeline.compiled.wiring
+    arrays = Links(
+        ready=timeline.ready_ps,
+        start=timeline.start_ps,
+        end=timeline.end_ps,
+        prev=wiring.prev,
+        dep_ptr=wiring.dep_ptr,
+        dep_index=wiring.dep_index,
+        dep_lag=timeline.compiled.dep_lag_ps,
+        group=wiring.group,
+        group_ptr=wiring.group_ptr,
+        group_member=wiring.group_member,
+    )
+    last = int(np.argmax(timeline.end_ps))
+    rows = np.zeros((2 * n + 1, 5), dtype=np.int64)
+    if use_numba(walk_loop, n):
+        count = compiled_loop(walk_loop)(arrays, last, timeline.begin_ps, rows)
+        rows = rows[:count]
+    else:
+        found = rows.tolist()
+        count = walk_loop(Links(*(array.tolist() for array in arrays)), last, timeline.begin_ps, found)
+        rows = np.array(found[:count], dtype=np.int64).reshape(-1, 5)
+    task, start, end, cause, lag = rows[::-1].T.tolist() if count else ([], [], [], [], [])
+    return Stretches(task, start, end, [CAUSES[code] for code in cause], [bool(one) for one in lag])
 
-    def add(task: int, start: int, end: int, cause: Cause, *, lag: bool) -> None:
-        start = max(start, begin)
-        if end > start:
-            path.task.append(task)
-            path.start_ps.append(start)
-            path.end_ps.append(end)
-            path.cause.append(cause)
-            path.lag.append(lag)
 
-    task, until = int(np.argmax(timeline.end_ps)), timeline.finish_ps
+class Links(NamedTuple):
+    """What the walk reads, as lists or int64 arrays; names as in `Timeline`, `Compiled` and `Wiring`."""
+
+    ready: Any
+    start: Any
+    end: Any
+    prev: Any
+    dep_ptr: Any
+    dep_index: Any
+    dep_lag: Any
+    group: Any
+    group_ptr: Any
+    group_member: Any
+
+
+# One flat function on local names, as in `overlap_loop`.
+def walk_loop(a: Links, task: int, begin: int, rows: Any) -> int:  # noqa: C901 -- as just said
+    """Fills `rows` with (task, start, end, code of the cause, lag) from the last task back, and returns how many."""
+    count = 0
+    until = a.end[task]
     while until > begin:
-        member = walk.last_member(task)
-        before, cause, freed = walk.blocker(member)
-        start = walk.start[task]
-        add(task, start, until, cause if member == task else "last member", lag=False)
+        start = a.start[task]
+        member = task  # the member of its group whose readiness set the start
+        g = a.group[task]
+        if g >= 0 and a.ready[task] != start:
+            for m in range(a.group_ptr[g], a.group_ptr[g + 1]):
+                if a.ready[a.group_member[m]] == start:
+                    member = a.group_member[m]
+                    break
+        # What set that member's readiness, how, and when it ended.
+        ready = a.ready[member]
+        before, cause, freed = -1, BEGIN, ready
+        if a.prev[member] >= 0 and a.end[a.prev[member]] == ready:
+            before, cause = a.prev[member], STREAM_ORDER
+        else:
+            for d in range(a.dep_ptr[member], a.dep_ptr[member + 1]):
+                if a.end[a.dep_index[d]] + a.dep_lag[d] == ready:
+                    before, cause, freed = a.dep_index[d], DEP, a.end[a.dep_index[d]]
+                    break
+        if until > max(start, begin):
+            row = rows[count]
+            row[0], row[1], row[2] = task, max(start, begin), until
+            row[3], row[4] = cause if member == task else LAST_MEMBER, 0
+            count += 1
+        if start > max(freed, begin) or (before < 0 and start > begin):
+            row = rows[count]
+            row[0], row[1], row[2] = member, begin if before < 0 else max(freed, begin), start
+            row[3], row[4] = cause, 1
+            count += 1
         if before < 0:
-            add(member, begin, start, "begin", lag=True)
             break
-        if freed < start:
-            add(member, freed, start, cause, lag=True)
         task, until = before, freed
-    return Stretches(path.task[::-1], path.start_ps[::-1], path.end_ps[::-1], path.cause[::-1], path.lag[::-1])
-
-
-class _Walk:
-    """What the walk reads, as lists: an element of an array costs ten times as much as one of a list."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        wiring = timeline.compiled.wiring
-        self.wiring = wiring
-        self.ready, self.start, self.end = (a.tolist() for a in (timeline.ready_ps, timeline.start_ps, timeline.end_ps))
-        self.prev, self.dep_ptr, self.dep_index = (a.tolist() for a in (wiring.prev, wiring.dep_ptr, wiring.dep_index))
-        self.lag = timeline.compiled.dep_lag_ps.tolist()
-
-    def last_member(self, task: int) -> int:
-        """The member of the task's group whose readiness set the start; the task itself if it is one of them."""
-        start = self.start[task]
-        if self.ready[task] == start:
-            return task
-        return next(m for m in self.wiring.members(task) if self.ready[m] == start)
-
-    def blocker(self, task: int) -> tuple[int, Cause, int]:
-        """(task that set the readiness or -1, how, when it ended)."""
-        ready, before = self.ready[task], self.prev[task]
-        if before >= 0 and self.end[before] == ready:
-            return before, "stream order", ready
-        for d in range(self.dep_ptr[task], self.dep_ptr[task + 1]):
-            dep = self.dep_index[d]
-            if self.end[dep] + self.lag[d] == ready:
-                return dep, "dep", self.end[dep]
-        return -1, "begin", ready
+    return count
 
 
 def slack(timeline: Timeline) -> IntArray:

@@ -153,28 +153,30 @@ def cycle_of(states: Sequence[IntArray], depth: int) -> int:
 
 def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     """Streams go on where they stopped; carry deps are checked and turned into global indices."""
-    first = np.flatnonzero(compiled.wiring.prev < 0)
+    prev = compiled.wiring.prev
+    first = np.flatnonzero(prev < 0)
     is_last = np.ones(compiled.n_tasks, dtype=bool)
-    is_last[compiled.wiring.prev[compiled.wiring.prev >= 0]] = False
+    is_last[prev[prev >= 0]] = False
     last = np.flatnonzero(is_last)
-    last_of = dict(zip(_stream_keys(compiled, last), last.tolist(), strict=True))
-    rows = [(task, last_of[key], 0, 1) for task, key in zip(first.tolist(), _stream_keys(compiled, first), strict=True)]
+    # Every stream of every class has one first task and one last: sorted by stream they meet.
+    first, last = first[_by_stream(compiled, first)], last[_by_stream(compiled, last)]
+    rows = [(task, on, 0, 1) for task, on in zip(first.tolist(), last.tolist(), strict=True)]
+    offsets = compiled.wiring.offsets.tolist()
     for dep in carry_deps:
         if not 0 <= dep.cls < compiled.n_classes:
             raise GraphError(f"carry dep {dep}: there are {compiled.n_classes} classes")
-        tasks = compiled.tasks_of(dep.cls)
-        size = tasks.stop - tasks.start
+        start, size = offsets[dep.cls], offsets[dep.cls + 1] - offsets[dep.cls]
         if not (0 <= dep.task < size and 0 <= dep.on < size) or dep.lag_ps < 0 or dep.distance < 1:
             raise GraphError(f"carry dep {dep}: class {dep.cls} has {size} tasks; lag from 0, distance from 1")
-        rows.append((tasks.start + dep.task, tasks.start + dep.on, dep.lag_ps, dep.distance))
+        rows.append((start + dep.task, start + dep.on, dep.lag_ps, dep.distance))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return Seam(columns[0], columns[1], columns[2], columns[3])
 
 
-def _stream_keys(compiled: Compiled, tasks: IntArray) -> list[tuple[int, int]]:
-    """Class and stream of each task."""
-    cls = np.searchsorted(compiled.wiring.offsets, tasks, side="right") - 1
-    return list(zip(cls.tolist(), compiled.stream[tasks].tolist(), strict=True))
+def _by_stream(compiled: Compiled, tasks: IntArray) -> IntArray:
+    """An order of tasks by class and stream."""
+    cls = np.searchsorted(compiled.wiring.offsets, tasks, side="right")
+    return np.lexsort((compiled.stream[tasks], cls))
 
 
 def unrolled(
