@@ -34,7 +34,7 @@ ROW = (
 )  # fmt: skip
 VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.decoder")
 
-MESH_DIMS = ("pp", "dp", "tp")
+MESH_DIMS = ("pp", "dp", "tp")  # outermost first, as Megatron-LM orders ranks: tensor groups are neighbours
 STRATEGIES = ("table_wise", "data_parallel")
 Travel = Literal["own", "fp16", "bf16", "fp8", "int8"]
 # Sequential and 4 KiB random reads of a PCIe 4.0 x4 data-centre drive: 6.8 GB/s and 1 M/s x 4 KiB (Samsung PM9A3, datasheet
@@ -45,15 +45,19 @@ DEFAULT_SSD_BYTES_PER_S = parse_bytes_per_s("2 GB/s")
 class DataParallel(Spec):
     """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order they become ready.
 
-    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `reduce`: `buckets` during
-    backward, as torch does; `after_backward` all at once when backward is done, as Megatron-LM without overlap does.
+    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `compression`: the type in which
+    buckets travel (torch's `fp16_compress_hook`, `bf16_compress_hook`). `static_graph` says that every iteration uses the
+    same parameters; steps after the first do the same with it and without. `reduce`: `buckets` during backward, as torch
+    does; `after_backward` all at once when backward is done, as Megatron-LM without overlap does.
     `shard`: what of the model's state is divided over replicas instead of copied: `optimizer` (ZeRO 1), `gradients` too
-    (ZeRO 2), `parameters` too (ZeRO 3 as torch's FSDP2 does it, block by block).
+    (ZeRO 2), `parameters` too (ZeRO 3 as torch's FSDP does it, unit by unit: see `Fsdp`).
     """
 
     bucket_cap: PositiveBytes = DEFAULT_BUCKET_CAP_BYTES
     first_bucket: Bytes = DEFAULT_FIRST_BUCKET_BYTES
     gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    compression: Literal["none", "fp16", "bf16"] = "none"
     reduce: Literal["buckets", "after_backward"] = "buckets"
     shard: Literal["nothing", "optimizer", "gradients", "parameters"] = "nothing"
 
@@ -61,7 +65,36 @@ class DataParallel(Spec):
     def _consistent(self) -> DataParallel:
         if self.shard != "nothing" and self.reduce != "buckets":
             raise ValueError(f"reduce: found {self.reduce} with shard {self.shard}, allowed buckets")
+        if self.compression != "none" and (self.shard != "nothing" or self.reduce != "buckets"):
+            raise ValueError(
+                f"compression: found {self.compression} with shard {self.shard} and reduce {self.reduce}, allowed with "
+                "shard nothing and reduce buckets: it is a communication hook of DistributedDataParallel"
+            )
         return self
+
+
+class Fsdp(Spec):
+    """How parameters are divided with `data_parallel.shard: parameters`.
+
+    Attributes:
+        version: 2 for `fully_shard` (each parameter divided by its first dimension), 1 for `FullyShardedDataParallel` (the
+            parameters of a unit in one flat tensor: nothing is copied out of a gathered unit, gradients are divided by the
+            number of ranks before they are reduced).
+        wrap: ends of the paths of the modules that are a unit each (patterns as in file names); the model's blocks if none.
+        reshard_after_forward: free a unit after forward and gather it again in backward; the rest always stays.
+        backward_prefetch: ask for the next unit of backward before the gradients of the one before it are computed (`pre`),
+            after (`post`), or when it is needed (`none`).
+        forward_prefetch: ask for the next unit of forward before the one before it runs.
+        ranks: over how many neighbouring replicas states are divided; groups of so many hold copies (hybrid sharding:
+            the GPUs of a node). All replicas if not given.
+    """
+
+    version: Literal[1, 2] = 2
+    wrap: tuple[str, ...] = ()
+    reshard_after_forward: bool = True
+    backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    forward_prefetch: bool = False
+    ranks: PositiveCount | None = None
 
 
 class TensorParallel(Spec):
@@ -73,6 +106,8 @@ class TensorParallel(Spec):
         vocabulary: the token embedding and the head that gives logits.
         vocabulary_parallel: split those too, with the loss; without it every rank has them whole.
         sequence: split the tokens of norms, dropouts and residuals between the parallel regions.
+        async_tp: gather and scatter tokens piece by piece beside the matrix products that need or make them (torch's
+            asynchronous tensor parallelism on symmetric memory); without it collectives block. Needs `sequence`.
     """
 
     column: tuple[str, ...] = COLUMN
@@ -80,18 +115,28 @@ class TensorParallel(Spec):
     vocabulary: tuple[str, ...] = VOCABULARY
     vocabulary_parallel: bool = True
     sequence: bool = False
+    async_tp: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TensorParallel:
+        if self.async_tp and not self.sequence:
+            raise ValueError(
+                "async_tp: found true with sequence false, allowed with sequence true: it overlaps the gathers"
+            )
+        return self
 
 
 class Pipeline(Spec):
     """Pipeline stages over the mesh dimension `pp`.
 
     Attributes:
-        schedule: `1f1b`, `gpipe`, or `interleaved` (1F1B with `chunks` runs of blocks on each rank).
+        schedule: `1f1b`, `gpipe`, `interleaved` (1F1B with `chunks` runs of blocks on each rank), or `zero_bubble` (ZB-H1:
+            gradients of weights fill the bubble).
         chunks: runs of blocks a rank has; more than one only with `interleaved`.
         blocks: blocks of each stage in order (with `interleaved`, of each chunk); spread evenly if not given.
     """
 
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
     chunks: PositiveCount = 1
     blocks: tuple[PositiveCount, ...] = ()
 
@@ -176,6 +221,7 @@ class PlanSpec(Spec):
     name: str = "ddp"
     mesh: Annotated[Mapping[str, PositiveCount], BeforeValidator(_mesh)] = Field(default_factory=dict)
     data_parallel: DataParallel = DataParallel()
+    fsdp: Fsdp = Fsdp()
     tensor_parallel: TensorParallel = TensorParallel()
     pipeline: Pipeline = Pipeline()
     embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
@@ -205,13 +251,17 @@ class PlanSpec(Spec):
                 f"accumulate: found {self.accumulate} with micro_batches {self.micro_batches}, allowed one of them"
             )
         shard = self.data_parallel.shard
-        if shard in ("gradients", "parameters") and self.size("pp") > 1:
+        if shard == "gradients" and self.size("pp") > 1:
             raise ValueError(
-                f"data_parallel.shard: found {shard} with {self.size('pp')} pipeline stages, allowed one stage; stages go "
-                "with shard optimizer"
+                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: a stage sums "
+                "the gradients of micro-batches before they are scattered; stages go with shard optimizer or parameters"
             )
-        if self.pipeline.schedule == "interleaved" and self.size("pp") == 1:
-            raise ValueError("pipeline.schedule: found interleaved with one stage, allowed with mesh.pp of 2 or more")
+        if shard != "parameters" and self.fsdp != Fsdp():
+            raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
+        if self.pipeline.schedule in ("interleaved", "zero_bubble") and self.size("pp") == 1:
+            raise ValueError(
+                f"pipeline.schedule: found {self.pipeline.schedule} with one stage, allowed with mesh.pp of 2 or more"
+            )
         return self
 
 
@@ -221,11 +271,13 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "zero1": {"name": "zero1", "data_parallel": {"shard": "optimizer"}},
     "zero2": {"name": "zero2", "data_parallel": {"shard": "gradients"}},
     "fsdp": {"name": "fsdp", "data_parallel": {"shard": "parameters"}},
+    "fsdp1": {"name": "fsdp1", "data_parallel": {"shard": "parameters"}, "fsdp": {"version": 1}},
 }
 # Inline keys that stand for a key inside a section.
 _SHORT = {
-    **dict.fromkeys(("bucket_cap", "first_bucket", "gradient_as_bucket_view", "reduce", "shard"), "data_parallel"),
-    **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
+    **dict.fromkeys((*DataParallel.model_fields,), "data_parallel"),
+    **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
+    **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks"), "pipeline"),
     **dict.fromkeys(MESH_DIMS, "mesh"),
 }

@@ -27,19 +27,24 @@ def cheapest_changes(plan: PlanSpec, n_ranks: int, fits: Fits) -> list[str]:
 
 
 def _candidates(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[str, PlanSpec]]:
-    """Changes with the plan that has them, in order of what they move.
+    """Changes with the plan that has them, in order of what they cost.
 
-    Dividing states moves as much as copies do (optimizer, gradients) or half as much more (parameters); stages send
+    Attention computed again costs a few percent of the FLOPs and moves nothing; dividing states moves as much as copies do
+    (optimizer, gradients) or half as much more (parameters); whole blocks again cost a third of the FLOPs; stages send
     activations; tensor parallelism reduces them several times a block.
     """
+    if plan.recompute is None:
+        yield "recompute=selective", plan.model_copy(update={"recompute": "selective"})
     replicas = n_ranks // (plan.size("pp") * plan.size("tp"))
     stages = ("nothing", "optimizer", "gradients", "parameters")
     tied_down = plan.data_parallel.reduce != "buckets"
     for shard in stages[stages.index(plan.data_parallel.shard) + 1 :] if replicas > 1 and not tied_down else ():
-        if shard == "optimizer" or plan.size("pp") == 1:
+        if shard != "gradients" or plan.size("pp") == 1:
             yield f"shard={shard}", _with(plan, data_parallel={"shard": shard})
+    if plan.recompute is None:
+        yield "recompute=full", plan.model_copy(update={"recompute": "full"})
     if replicas % 2 == 0:
-        for dim in ("pp", "tp") if plan.data_parallel.shard in ("nothing", "optimizer") else ("tp",):
+        for dim in ("tp",) if plan.data_parallel.shard == "gradients" else ("pp", "tp"):
             sizes = {name: plan.size(name) for name in ("pp", "tp")}
             sizes[dim] *= 2
             yield f"{dim}={sizes[dim]}", _with(plan, mesh=sizes)

@@ -8,26 +8,39 @@ every bucket and, unless gradients are views of their buckets, copies each gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-from perfmodel.graph import Op, Parameter, TensorSpec
+from perfmodel.graph import ITEMSIZE_BYTES, Op, Parameter, TensorSpec
 from perfmodel.plan.buckets import Bucket
 from perfmodel.plan.events import Collective, Event, op_event
 
 BUCKET_STORAGE = 1 << 41  # storages of buckets: this plus the bucket's number; beyond every storage of a graph
 GRADIENT_STORAGE = 1 << 42  # storages of reduced gradients: this plus the parameter's tensor id
+NARROW_STORAGE = 1 << 43  # storages of compressed buckets: this plus the bucket's number
+NARROW = {"fp16": "float16", "bf16": "bfloat16"}  # element types of compression hooks
 MAX_COPIES = 8192  # parameters whose copies are remembered: the same op object is priced once
 
 
-def bucket_insertions(buckets: Sequence[Bucket], ranks: tuple[int, ...], first_instance: int) -> dict[int, list[Event]]:
-    """Events to insert after each op (by op id): bucket copies as gradients become ready, all-reduces of full buckets."""
+def bucket_insertions(
+    buckets: Sequence[Bucket], ranks: tuple[int, ...], first_instance: int, compression: str = "none"
+) -> dict[int, list[Event]]:
+    """Events to insert after each op (by op id): bucket copies as gradients become ready, all-reduces of full buckets.
+
+    With `compression` (`fp16`, `bf16`) a full bucket is cast and divided, travels narrow and is cast back beside compute, as
+    torch's `fp16_compress_hook` and `bf16_compress_hook` do.
+    """
     inserted: dict[int, list[Event]] = {}
     for number, bucket in enumerate(buckets):
         for parameter in bucket.parameters:
             if parameter.grad_op is not None:
                 inserted.setdefault(parameter.grad_op, []).append(_copy_in(parameter, number))
     for number, bucket in enumerate(buckets):
-        inserted.setdefault(bucket.ready_op, []).append(_all_reduce(bucket, number, ranks, first_instance + number))
+        reduce = _all_reduce(bucket, number, ranks, first_instance + number)
+        narrow = NARROW.get(compression)
+        events = [reduce] if narrow in (None, bucket.dtype) else _compressed(bucket, number, reduce, str(narrow))
+        inserted.setdefault(bucket.ready_op, []).extend(events)
     return inserted
 
 
@@ -52,6 +65,34 @@ def _all_reduce(bucket: Bucket, number: int, ranks: tuple[int, ...], instance: i
         purpose=f"gradient bucket {number}",
     )
     return Event(stream="comm", phase="backward", collective=collective, reads=storage, writes=storage)
+
+
+def _compressed(bucket: Bucket, number: int, reduce: Event, narrow: str) -> list[Event]:
+    """The bucket's cast and division, its all-reduce at the narrow type, and the cast back on a stream of its own."""
+    storage = BUCKET_STORAGE + number
+    n_elems = bucket.bytes // ITEMSIZE_BYTES[bucket.dtype]
+    wide = TensorSpec(id=storage, shape=(n_elems,), dtype=bucket.dtype, strides=(1,), storage=storage)
+    thin = TensorSpec(
+        id=NARROW_STORAGE + number, shape=(n_elems,), dtype=narrow, strides=(1,), storage=NARROW_STORAGE + number
+    )
+    cast, divide, back = _casts(wide, thin)
+    if reduce.collective is None:
+        raise RuntimeError("a bucket is reduced by a collective")
+    travels = frozenset({thin.storage})
+    collective = replace(reduce.collective, bytes=thin.bytes, dtype=narrow)
+    reduce = replace(reduce, collective=collective, reads=travels, writes=travels)
+    return [op_event(cast), op_event(divide), reduce, op_event(back)]
+
+
+@lru_cache(maxsize=MAX_COPIES)
+def _casts(wide: TensorSpec, thin: TensorSpec) -> tuple[Op, Op, Op]:
+    def op(name: str, inputs: tuple[TensorSpec, ...], output: TensorSpec, **more: Any) -> Op:
+        names = ("self", "src")[: len(inputs)]
+        return Op(id=-1, name=name, inputs=inputs, input_names=names, outputs=(output,), phase="backward", **more)
+
+    cast = op("aten._to_copy", (wide,), thin)
+    divide = op("aten.div_", (thin,), thin, overload="Scalar", attrs={"other": 1.0})
+    return cast, divide, op("aten.copy_", (wide, thin), wide, stream="copy")
 
 
 def _spec(parameter: Parameter, storage: int) -> TensorSpec:

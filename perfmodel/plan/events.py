@@ -8,8 +8,11 @@ from typing import Literal
 
 from perfmodel.graph import Op, Phase
 
-# `tensor` is the communicator of a tensor-parallel group; the last four carry what pipeline stages send each other.
-Stream = Literal["compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next"]
+# Communicators of their own: `tensor` of a tensor-parallel group, `copies` of the holders of one shard, `context` of a ring,
+# `expert` of an expert-parallel group; `send_next` to `recv_next` carry what pipeline stages send each other.
+Stream = Literal[
+    "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context", "expert"
+]  # fmt: skip
 CollectiveOp = Literal[
     "all_reduce",
     "all_gather",
@@ -74,9 +77,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak device memory of one rank (bytes) by what holds it.
+    """Peak device memory of one rank (bytes) by what holds it, and what it keeps elsewhere.
 
     `allocator_bytes` is what PyTorch's caching allocator reserves beyond live tensors: rounding, segments and fragments.
+    `host_bytes` and `ssd_bytes` lie in the host's memory and on its SSDs, and are no part of the total.
     """
 
     parameters_bytes: int = 0
@@ -86,6 +90,8 @@ class MemoryUse:
     buffers_bytes: int = 0
     communication_bytes: int = 0
     allocator_bytes: int = 0
+    host_bytes: int = 0
+    ssd_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:

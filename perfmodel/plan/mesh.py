@@ -22,9 +22,9 @@ class Mesh:
         """Ranks of the mesh."""
         return math.prod(self.sizes.values())
 
-    def size(self, dim: str) -> int:
-        """Ranks along a dimension."""
-        return self.sizes.get(dim, 1)
+    def size(self, *dims: str) -> int:
+        """Ranks along a dimension, or along several together."""
+        return math.prod(self.sizes.get(dim, 1) for dim in dims)
 
     def stride(self, dim: str) -> int:
         """How far apart in rank neighbours along a dimension are."""
@@ -40,10 +40,13 @@ class Mesh:
         """The rank at `index` of a dimension, otherwise where `rank` stands."""
         return rank + (index - self.coordinate(rank, dim)) * self.stride(dim)
 
-    def group(self, rank: int, dim: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` in this dimension alone, with it, in order along the dimension."""
-        first, stride = self.neighbour(rank, dim, 0), self.stride(dim)
-        return tuple(range(first, first + self.size(dim) * stride, stride))
+    def group(self, rank: int, *dims: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in these dimensions alone, with it, ascending."""
+        found = [rank]
+        for dim in (dim for dim in self.sizes if dim in dims):
+            first = [self.neighbour(r, dim, 0) for r in found]
+            found = [r + i * self.stride(dim) for r in first for i in range(self.size(dim))]
+        return tuple(sorted(found))
 
     def members(self, dim: str, index: int) -> tuple[int, ...]:
         """All ranks at `index` of a dimension, ascending."""

@@ -35,6 +35,8 @@ def recomputed(graph: Graph, how: Recompute | None) -> Graph:
 
 
 def _recomputed(graph: Graph, how: Recompute) -> Graph:
+    if any(storage.id >= AGAIN for storage in graph.storages):
+        return graph  # a plan has recomputed it before
     if any(op.recompute for op in graph.ops):
         if how == "full":
             return graph  # the model's own checkpointing is of whole blocks

@@ -3,6 +3,8 @@
 GPipe (Huang et al. 2019, arXiv:1811.06965): all forwards, then all backwards. 1F1B (Narayanan et al. 2019, PipeDream-Flush;
 Megatron-LM's default): as many forwards as there are stages behind, then one of each. Interleaved 1F1B (Narayanan et al. 2021,
 arXiv:2104.04473): each rank has several chunks of blocks, its micro-batches go through them in groups of as many as stages.
+Zero bubble (Qi et al. 2024, arXiv:2401.10241, section 2.3, ZB-H1): backward is parted in gradients of inputs, which other
+stages wait for, and gradients of weights, which fill the bubble; as many micro-batches are in flight as with 1F1B.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Literal
 
 from perfmodel.errors import InfeasiblePlanError
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of one micro-batch through one chunk of a rank."""
+    """One pass of one micro-batch through one chunk of a rank; `weight` is the part of backward that zero bubble puts off."""
 
-    kind: Literal["forward", "backward"]
+    kind: Literal["forward", "backward", "weight"]
     micro: int
     chunk: int = 0
 
@@ -30,6 +32,8 @@ def schedule(kind: Schedule, stage: int, n_stages: int, n_micro: int, n_chunks: 
         raise InfeasiblePlanError(
             f"pipeline: interleaved 1F1B with {n_micro} micro-batches, allowed a multiple of its {n_stages} stages"
         )
+    if kind == "zero_bubble":
+        return _zero_bubble(stage, n_stages, n_micro)
     total = n_micro * n_chunks
     forwards = [Step("forward", *_of(k, n_stages, n_chunks, n_micro)) for k in range(total)]
     backwards = [_mirrored(*_of(k, n_stages, n_chunks, n_micro), n_chunks) for k in range(total)]
@@ -38,6 +42,19 @@ def schedule(kind: Schedule, stage: int, n_stages: int, n_micro: int, n_chunks: 
     for k in range(total - warm_up):
         steps += [forwards[warm_up + k], backwards[k]]
     return (*steps, *backwards[total - warm_up :])
+
+
+def _zero_bubble(stage: int, n_stages: int, n_micro: int) -> tuple[Step, ...]:
+    """1F1B in which the gradients of weights of a stage lag `stage` micro-batches behind those of its inputs."""
+    warm_up = min(n_stages - stage - 1, n_micro)
+    steps = [Step("forward", k) for k in range(warm_up)]
+    for k in range(n_micro):
+        if warm_up + k < n_micro:
+            steps.append(Step("forward", warm_up + k))
+        steps.append(Step("backward", k))
+        if k >= stage:
+            steps.append(Step("weight", k - stage))
+    return (*steps, *(Step("weight", k) for k in range(max(n_micro - stage, 0), n_micro)))
 
 
 def _warm_up(kind: Schedule, stage: int, n_stages: int, n_chunks: int, total: int) -> int:
@@ -66,10 +83,11 @@ def _mirrored(micro: int, chunk: int, n_chunks: int) -> Step:
 
 
 def most_in_flight(steps: tuple[Step, ...], chunk: int = 0) -> int:
-    """The largest number of micro-batches of a chunk whose forward is done and whose backward is not."""
+    """The largest number of micro-batches of a chunk whose forward is done and whose backward is not (all of it)."""
     alive = most = 0
+    ends = "weight" if any(step.kind == "weight" for step in steps) else "backward"
     for step in steps:
         if step.chunk == chunk:
-            alive += 1 if step.kind == "forward" else -1
+            alive += (step.kind == "forward") - (step.kind == ends)
             most = max(most, alive)
     return most

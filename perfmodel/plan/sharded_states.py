@@ -1,17 +1,22 @@
-"""Model states divided over data-parallel ranks: ZeRO stages 1 and 2, and fully sharded parameters as torch's FSDP2.
+"""Model states divided over data-parallel ranks: ZeRO stages 1 and 2, and fully sharded parameters as torch's FSDP.
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 7): stages 1 and 2 reduce-scatter the gradients and all-gather the
 updated parameters, as much as one all-reduce moves; stage 3 gathers the parameters in forward and again in backward, half as
 much more. FSDP2 (`torch.distributed.fsdp.fully_shard` of each block and of the rest) gathers a block just before its forward,
 frees it, gathers it again during the backward of the block after it, and scatters its gradients when they are complete.
+FSDP1 (`FullyShardedDataParallel`; Zhao et al. 2023, arXiv:2304.11277) does so with one flat tensor a unit. Hybrid sharding
+(ibid., section 3.2.2) divides states within a group and reduces the shards of gradients between groups.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
+from perfmodel.config.plan import Fsdp
+from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Op, Parameter, TensorSpec
 from perfmodel.plan.events import Collective, CollectiveOp, Event, op_event
 from perfmodel.plan.layout import Shard, local_spec
@@ -22,16 +27,19 @@ from perfmodel.plan.stages import find_blocks
 UNIT_STORAGE = 1 << 45  # storages of gathered parameters: this plus the unit's number
 GRADIENT_STORAGE = 1 << 46  # and of gradients on their way to their shards
 
+Inserted = dict[int, list[Event]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Parameters gathered together.
+    """Parameters gathered together: those of the module at `path`, or the rest (root).
 
     `first` and `backward` are the first ops that need them in forward and in backward (START: they are there from the
     beginning), `complete` the op after which all their gradients are.
     """
 
     number: int
+    path: str
     parameters: tuple[Parameter, ...]
     first: int
     backward: int
@@ -49,77 +57,156 @@ class Unit:
         return self.parameters[0].tensor.dtype
 
 
-def units_of(graph: Graph) -> tuple[Unit, ...]:
-    """The blocks of a model in forward order, then the rest. Raises InfeasiblePlanError if it has no numbered blocks."""
-    path, _ = find_blocks(graph)
-    pattern = re.compile(rf"{re.escape(path)}\.(\d+)(?:\.|$)")
-    blocks: dict[int, list[Parameter]] = {}
+def units_of(graph: Graph, wrap: Sequence[str] = ()) -> tuple[Unit, ...]:
+    """The units of a model in forward order, then the rest: its blocks, or the modules whose paths end as `wrap` says.
+
+    Raises InfeasiblePlanError if it has no numbered blocks, or a pattern finds no module.
+    """
+    of_path: dict[str, list[Parameter]] = {}
     rest: list[Parameter] = []
+    paths = _wrapped(graph, wrap) if wrap else _block_paths(graph)
     for parameter in graph.parameters:
-        found = pattern.match(parameter.name)
-        (blocks.setdefault(int(found[1]), []) if found else rest).append(parameter)
-    units = [_unit(graph, pattern, number, blocks[number]) for number in sorted(blocks)]
-    root = Unit(
-        number=len(units), parameters=tuple(rest), first=START, backward=START, complete=_complete(rest), is_root=True
-    )
-    return (*units, root) if rest else tuple(units)
+        path = next((p for p in _ancestors(parameter.name) if p in paths), None)
+        (rest if path is None else of_path.setdefault(path, [])).append(parameter)
+    first = {phase: _first_ops(graph, phase, of_path) for phase in ("forward", "backward")}
+    order = sorted(of_path, key=lambda path: first["forward"].get(path, START))
+    units = [
+        Unit(
+            number=number,
+            path=path,
+            parameters=tuple(of_path[path]),
+            first=first["forward"].get(path, START),
+            backward=first["backward"].get(path, START),
+            complete=_complete(of_path[path]),
+            is_root=False,
+        )
+        for number, path in enumerate(order)
+    ]
+    if rest:
+        units.append(
+            Unit(
+                number=len(units), path="", parameters=tuple(rest), first=START, backward=START,
+                complete=_complete(rest), is_root=True,
+            )
+        )  # fmt: skip
+    return tuple(units)
 
 
-def _unit(graph: Graph, pattern: re.Pattern[str], number: int, parameters: Sequence[Parameter]) -> Unit:
-    def first(phase: str) -> int:
-        for op in graph.ops:
-            found = pattern.match(op.module)
-            if op.phase == phase and found and int(found[1]) == number:
-                return op.id
-        return START
+def _block_paths(graph: Graph) -> set[str]:
+    path, _ = find_blocks(graph)
+    pattern = re.compile(rf"{re.escape(path)}\.\d+(?=\.|$)")
+    return {found[0] for p in graph.parameters if (found := pattern.match(p.name))}
 
-    return Unit(
-        number=number,
-        parameters=tuple(parameters),
-        first=first("forward"),
-        backward=first("backward"),
-        complete=_complete(parameters),
-        is_root=False,
-    )
+
+def _wrapped(graph: Graph, wrap: Sequence[str]) -> set[str]:
+    """Paths of modules with parameters below them that a pattern names."""
+    modules = {path for p in graph.parameters for path in _ancestors(p.name)}
+    found: set[str] = set()
+    for pattern in wrap:
+        matching = {m for m in modules if fnmatchcase(m, pattern) or fnmatchcase(m, f"*.{pattern}")}
+        if not matching:
+            known = sorted({_unnumbered(path) for path in modules if "." in path})
+            raise InfeasiblePlanError(
+                f"fsdp.wrap: no module with parameters has a path that ends in {pattern!r}; "
+                f"the model has {', '.join(known[:12])}"
+            )
+        found |= matching
+    return found
+
+
+def _unnumbered(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _ancestors(name: str) -> list[str]:
+    """Paths of the modules round a parameter or module, innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+
+
+def _first_ops(graph: Graph, phase: str, paths: Collection[str]) -> dict[str, int]:
+    """The first op of a phase inside each path."""
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        if op.phase == phase:
+            path = next((p for p in (op.module, *_ancestors(op.module)) if p in paths), None)
+            if path is not None:
+                found.setdefault(path, op.id)
+    return found
 
 
 def _complete(parameters: Iterable[Parameter]) -> int:
     return max((p.grad_op for p in parameters if p.grad_op is not None), default=START)
 
 
-def forward_gathers(units: Sequence[Unit], groups: Groups) -> dict[int, list[Event]]:
-    """Events to insert before forward ops (by the id of the op, START for the beginning): the rest first, then each block."""
+def forward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> Inserted:
+    """Events to insert before forward ops (by the id of the op, START for the beginning): the rest first, then each unit."""
     inserted: dict[int, list[Event]] = {}
+    ahead = START
     for unit in sorted(units, key=lambda u: not u.is_root):
-        events = _gather(unit, groups, "forward")
+        ask, use = _gather(unit, groups, plan, "forward")
         if unit.is_root:
-            events = [op_event(_flat_op("aten.mul", unit, len(groups.of["dp"]), "forward")), *events]
-        inserted.setdefault(unit.first, []).extend(events)
+            ask = [op_event(_flat_op("aten.mul", unit, len(groups.of["shard"]), "forward")), *ask]
+        inserted.setdefault(ahead if plan.forward_prefetch else unit.first, []).extend(ask)
+        inserted.setdefault(unit.first, []).extend(use)
+        ahead = unit.first
     return inserted
 
 
-def backward_gathers(units: Sequence[Unit], groups: Groups) -> dict[int, list[Event]]:
-    """Events to insert before backward ops: a block's parameters are asked for before the block behind it begins."""
-    blocks = [unit for unit in units if not unit.is_root]
-    inserted: dict[int, list[Event]] = {}
-    for unit, behind in zip(blocks, [*blocks[1:], None], strict=True):
-        ask, copy = _gather(unit, groups, "backward")
-        inserted.setdefault(START if behind is None else behind.backward, []).append(ask)
-        inserted.setdefault(unit.backward, []).append(copy)
-    return inserted
+def backward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> tuple[Inserted, Inserted]:
+    """Events to insert before and after backward ops: units freed after forward are gathered again."""
+    before: Inserted = {}
+    after: Inserted = {}
+    if not plan.reshard_after_forward:
+        return before, after
+    parts = [unit for unit in units if not unit.is_root]
+    for unit, behind in zip(parts, [*parts[1:], None], strict=True):
+        ask, use = _gather(unit, groups, plan, "backward")
+        if behind is None or plan.backward_prefetch == "none":
+            before.setdefault(START if behind is None else unit.backward, []).extend(ask)
+        elif plan.backward_prefetch == "pre":
+            before.setdefault(behind.backward, []).extend(ask)
+        else:
+            after.setdefault(behind.complete, []).extend(ask)
+        before.setdefault(unit.backward, []).extend(use)
+    return before, after
 
 
-def gradient_scatters(units: Sequence[Unit], groups: Groups) -> dict[int, list[Event]]:
-    """Events to insert after backward ops: each unit's gradients packed and scattered once complete."""
-    inserted: dict[int, list[Event]] = {}
+def gradient_scatters(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> Inserted:
+    """Events to insert after backward ops: each unit's gradients packed and scattered once complete.
+
+    With copies of the shards (hybrid sharding) the ranks that hold the same shard then reduce it.
+    """
+    inserted: Inserted = {}
     for unit in units:
         if unit.complete == START:
             continue
         storage = frozenset({GRADIENT_STORAGE + unit.number})
-        pack = op_event(_flat_op("aten.copy_", unit, 1, "backward"), frozenset(), storage)
+        events = [op_event(_flat_op("aten.copy_", unit, 1, "backward"), frozenset(), storage)]
+        if plan.version == 1:  # divided by the number of ranks on the stream that reduces
+            events.append(
+                op_event(replace(_flat_op("aten.div_", unit, 1, "backward"), stream="copy"), storage, storage)
+            )
         scatter = _collective("reduce_scatter", unit, groups, ("backward", "gradients"))
-        inserted.setdefault(unit.complete, []).extend([pack, replace(scatter, reads=storage, writes=storage)])
+        events.append(replace(scatter, reads=storage, writes=storage))
+        if len(groups.of["copies"]) > 1:
+            events.append(replace(_reduce_copies(unit, groups), reads=storage, writes=storage))
+        inserted.setdefault(unit.complete, []).extend(events)
     return inserted
+
+
+def _reduce_copies(unit: Unit, groups: Groups) -> Event:
+    n_shards = len(groups.of["shard"])
+    collective = Collective(
+        op="all_reduce",
+        bytes=-(-unit.bytes // n_shards),
+        ranks=groups.of["copies"],
+        dtype=unit.dtype,
+        instance=NO_INSTANCE,
+        purpose=f"shards of gradients of {_words(unit)}",
+        siblings=groups.siblings["copies"],
+    )
+    return Event(stream="copies", phase="backward", collective=collective)
 
 
 def wait_for_gradients(units: Sequence[Unit]) -> Event:
@@ -129,11 +216,19 @@ def wait_for_gradients(units: Sequence[Unit]) -> Event:
     return op_event(op, frozenset(GRADIENT_STORAGE + unit.number for unit in units), frozenset())
 
 
-def _gather(unit: Unit, groups: Groups, phase: str) -> list[Event]:
-    """The all-gather, and the copy out of its buffer on the compute stream."""
+def _gather(unit: Unit, groups: Groups, plan: Fsdp, phase: str) -> tuple[list[Event], list[Event]]:
+    """The all-gather, and what the compute stream does with it: copies out of its buffer, or with version 1 only waits."""
     storage = frozenset({UNIT_STORAGE + unit.number})
     ask = replace(_collective("all_gather", unit, groups, (phase, "parameters")), writes=storage)
-    return [ask, op_event(_flat_op("aten.copy_", unit, 1, phase), storage, frozenset())]
+    name = "aten.copy_" if plan.version == 2 else "aten.view"
+    return [ask], [op_event(_flat_op(name, unit, 1, phase), storage, frozenset())]
+
+
+def _words(unit: Unit) -> str:
+    if unit.is_root:
+        return "the rest"
+    number = unit.path.rpartition(".")[2]
+    return f"block {number}" if number.isdigit() else unit.path
 
 
 def _collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, str]) -> Event:
@@ -141,11 +236,11 @@ def _collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, s
     collective = Collective(
         op=op,
         bytes=unit.bytes,
-        ranks=groups.of["dp"],
+        ranks=groups.of["shard"],
         dtype=unit.dtype,
         instance=NO_INSTANCE,
-        purpose=f"{purpose} of {'the rest' if unit.is_root else f'block {unit.number}'}",
-        siblings=groups.siblings["dp"],
+        purpose=f"{purpose} of {_words(unit)}",
+        siblings=groups.siblings["shard"],
     )
     return Event(stream="comm", phase=phase, collective=collective)  # type: ignore[arg-type]  # forward or backward
 

@@ -175,11 +175,14 @@ def test_uneven_stages() -> None:
 
 def bubble(kind: str, p: int, m: int, chunks: int = 1) -> Fraction:
     """Idle share of a rank's busy time, simulated: a forward takes 1/chunks, a backward 2/chunks, transfers nothing."""
-    unit = 12
+    unit, weight = 12, 12 if kind == "zero_bubble" else 0
     programs = []
     for stage in range(p):
         tasks: list[Task] = []
         for step in schedule(kind, stage, p, m, chunks):
+            if step.kind == "weight":
+                tasks.append(Task(stream=COMPUTE, duration_ps=weight))
+                continue
             virtual, forward = stage + step.chunk * p, step.kind == "forward"
             n = p * chunks
 
@@ -191,7 +194,9 @@ def bubble(kind: str, p: int, m: int, chunks: int = 1) -> Fraction:
             if 0 <= came < n - 1:
                 tasks.append(Task(stream=6 if forward else 8, duration_ps=0, group=group(came)))
                 deps = ((len(tasks) - 1, 0),)
-            tasks.append(Task(stream=COMPUTE, duration_ps=(unit if forward else 2 * unit) // chunks, deps=deps))
+            tasks.append(
+                Task(stream=COMPUTE, duration_ps=(unit if forward else 2 * unit - weight) // chunks, deps=deps)
+            )
             goes = virtual if forward else virtual - 1
             if 0 <= goes < n - 1:
                 last = len(tasks) - 1
@@ -210,6 +215,13 @@ def test_bubbles_are_p_less_one_over_m(kind, p, m) -> None:
 def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v) -> None:
     # arXiv:2104.04473, section 2.2.2.
     assert bubble("interleaved", p, m, v) == Fraction(p - 1, m * v)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 8), (3, 7), (8, 16)])
+def test_zero_bubble_leaves_a_third_of_the_bubble(p, m) -> None:
+    # arXiv:2401.10241, table 1: ZB-H1 idles (p - 1)(T_F + T_B - T_W), 1F1B (p - 1)(T_F + T_B + T_W); all alike here.
+    assert bubble("zero_bubble", p, m) == Fraction(p - 1, 3 * m)
+    assert max(most_in_flight(schedule("zero_bubble", s, p, m)) for s in range(p)) <= p
 
 
 def test_1f1b_keeps_as_many_micro_batches_as_stages_behind() -> None:
@@ -277,7 +289,7 @@ def test_a_refusal_names_changes_that_fit() -> None:
     }
     assert needed["fsdp"] < needed["zero1"] < needed["ddp"]
     tight = RankDevice(device="a100_sxm_40gb", memory_bytes=(needed["zero1"] + needed["ddp"]) // 2)
-    with pytest.raises(InfeasiblePlanError, match="it would fit with shard=optimizer, or shard=gradients, or"):
+    with pytest.raises(InfeasiblePlanError, match="it would fit with (recompute=selective, or )?shard=optimizer, or"):
         place(gpt(), load_plan("ddp"), [tight] * 4)
     tighter = RankDevice(device="a100_sxm_40gb", memory_bytes=needed["zero1"] - 1)
     with pytest.raises(InfeasiblePlanError, match="it would fit with") as refused:
@@ -353,8 +365,23 @@ def test_a_block_is_gathered_before_it_runs_and_while_another_runs_backward() ->
         assert at["backward", f"parameters of block {block}"] < first["backward", str(min(block + 1, LAYERS - 1))]
 
 
-@pytest.mark.parametrize("shard", ["gradients", "parameters"])
-def test_pipelines_take_stage_1_alone(shard) -> None:
-    with pytest.raises(ConfigError, match=f"found {shard} with 2 pipeline stages"):
-        load_plan(f"pp=2,shard={shard}")
+def test_pipelines_take_stages_1_and_3_alone() -> None:
+    with pytest.raises(ConfigError, match="found gradients with 2 pipeline stages"):
+        load_plan("pp=2,shard=gradients")
     assert place(gpt(), load_plan("pp=2,micro_batches=2,shard=optimizer"), [RANK] * 4).n_replicas == 2
+
+
+def test_stages_with_divided_parameters_scatter_the_sum_of_micro_batches() -> None:
+    placement = place(gpt(), load_plan("pp=2,micro_batches=2,shard=parameters"), [RANK] * 4)
+    for c, stage in zip(placement.classes, cut(gpt(), 2), strict=True):
+        psi = sum(p.tensor.bytes for p in stage.graph.parameters)
+        total: Counter = Counter()
+        for event in c.events:
+            if event.collective is not None and event.collective.purpose.partition(" of ")[0] in (
+                "gradients",
+                "parameters",
+            ):
+                total[event.collective.op] += event.collective.bytes
+        blocks = sum(p.tensor.bytes for p in stage.graph.parameters if p.name.startswith("transformer.h."))
+        assert total["reduce_scatter"] == psi
+        assert total["all_gather"] == 2 * (psi + blocks)

@@ -1,0 +1,188 @@
+"""Writes the events of the ranks of one pipeline stage: the schedule's passes, what stages send, reductions, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from perfmodel.graph import Op, Phase, TensorSpec
+from perfmodel.plan.buckets import assign_buckets
+from perfmodel.plan.events import Collective, Event, Stream, op_event
+from perfmodel.plan.passes import Pass, Passes
+from perfmodel.plan.runs import EventRuns, Segment
+from perfmodel.plan.schedule import Step
+from perfmodel.plan.segments import Program, ops_of, segment
+from perfmodel.plan.sharded_states import shard_optimizer
+from perfmodel.plan.spread import REPLICAS, Chunk, Spread
+from perfmodel.plan.stages import Stage
+
+CLASS_STRIDE = 1 << 28  # instance numbers of one stage's own collectives
+BETWEEN = 1 << 40  # instance numbers of what stages send each other start here
+FLAT_GRADIENTS = (1 << 41) - 1  # storage of gradients that are reduced all at once
+
+
+class StageWriter:
+    """Writes the events of one rank class; `rank` is its first."""
+
+    def __init__(self, spread: Spread, stage: int, rank: int) -> None:
+        self.spread, self.stage, self.rank = spread, stage, rank
+        self.plan, self.mesh = spread.plan, spread.mesh
+        self.chunks = spread.chunks(stage)
+        self.program = Program(first_instance=stage * CLASS_STRIDE)
+        self.transfers: dict[tuple[int, int], tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = {}
+        self.groups = spread.groups(stage, rank)
+        self.passes = Passes(plan=spread.plan, groups=self.groups, n_stages=spread.n_stages)
+
+    def events(self) -> EventRuns:
+        """All of an iteration: the schedule's passes, gradient reductions, the optimizer."""
+        steps = self.spread.steps(self.stage)
+        last = {(step.kind, step.chunk): i for i, step in enumerate(steps)}
+        seen: set[tuple[str, int]] = set()
+        for number, step in enumerate(steps):
+            what = (step.kind, step.chunk)
+            run = Pass(kind=step.kind)
+            if step.kind != "forward":
+                run = Pass(kind=step.kind, first=what not in seen, last=last[what] == number)
+            seen.add(what)
+            self._run(step, self.passes.of(self.chunks[step.chunk], run))
+        self._shared_gradients()
+        if self.plan.data_parallel.reduce == "after_backward":
+            self._reduce_all()
+        for chunk in self.chunks:
+            self.program.extend(self._optimizer(chunk))
+            if self.mesh.size(*REPLICAS) > 1 and self.plan.data_parallel.shard in ("optimizer", "gradients"):
+                self._gather_parameters(chunk)
+        return self.program.events()
+
+    def _run(self, step: Step, run: Segment) -> None:
+        """A pass between what it receives and what it sends on; gradients of weights stay where they are."""
+        virtual = self.stage + step.chunk * self.spread.n_stages
+        last = len(self.spread.stages) - 1
+        received = None
+        if step.kind == "forward" and virtual > 0:
+            received = self._transfer("recv_prev", virtual - 1, step)
+        elif step.kind == "backward" and virtual < last:
+            received = self._transfer("recv_next", virtual, step)
+        self.program.extend(run, after=received)
+        if step.kind == "forward" and virtual < last:
+            self._transfer("send_next", virtual, step)
+        elif step.kind == "backward" and virtual > 0:
+            self._transfer("send_prev", virtual - 1, step)
+
+    def _transfer(self, stream: Stream, boundary: int, step: Step) -> int:
+        """The rank's side of what crosses the cut after virtual stage `boundary`, for one micro-batch."""
+        part = self.spread.stages[boundary]
+        forward = step.kind == "forward"
+        ends = (boundary % self.spread.n_stages, (boundary + 1) % self.spread.n_stages)
+        if not forward:
+            part, ends = self.spread.stages[boundary + 1], ends[::-1]
+        pair, siblings = self._pairs(ends)
+        collective = Collective(
+            op="send_recv",
+            bytes=part.forward_bytes if forward else part.backward_bytes,
+            ranks=pair,
+            dtype=part.dtype,
+            instance=BETWEEN + ((step.micro * len(self.spread.stages) + boundary) * 2 + forward),
+            purpose="activations" if forward else "gradients of activations",
+            siblings=siblings,
+        )
+        event = Event(stream=stream, phase="forward" if forward else "backward", collective=collective)
+        return self.program.add(event, after_compute=stream.startswith("send"))
+
+    def _pairs(self, ends: tuple[int, int]) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """The pair of ranks at two stages that this rank is one of, and those of the others of its stage; found once."""
+        if ends not in self.transfers:
+            here = self.mesh.members("pp", self.stage)
+            stride = self.mesh.stride("pp")
+            first, second = ((end - self.stage) * stride for end in ends)
+            others = tuple((r + first, r + second) for r in here if r != self.rank)
+            self.transfers[ends] = ((self.rank + first, self.rank + second), others)
+        return self.transfers[ends]
+
+    def _gather_parameters(self, chunk: Chunk) -> None:
+        """ZeRO 1 and 2: the updated parameters come together again, bucket by bucket."""
+        ddp = self.plan.data_parallel
+        for bucket in assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap):
+            self._blocking(
+                Collective(
+                    op="all_gather",
+                    bytes=bucket.bytes,
+                    ranks=self.groups.of["dp"],
+                    dtype=bucket.dtype,
+                    instance=self.program.number(),
+                    purpose="updated parameters",
+                    siblings=self.groups.siblings["dp"],
+                ),
+                "optimizer",
+            )
+
+    def _shared_gradients(self) -> None:
+        """Tied weights: the stages that have one sum its gradient."""
+        for number, chunk in enumerate(self.chunks):
+            virtual = self.stage + number * self.spread.n_stages
+            for parameter in chunk.stage.shared:
+                stages = sorted(
+                    {v % self.spread.n_stages for v, s in enumerate(self.spread.stages) if parameter.name in _names(s)}
+                )
+                if len(stages) > 1 and virtual % self.spread.n_stages in stages:
+                    ranks = tuple(self.mesh.neighbour(self.rank, "pp", s) for s in stages)
+                    place = [p.name for p in self.spread.local.parameters].index(parameter.name)
+                    collective = Collective(
+                        op="all_reduce",
+                        bytes=parameter.tensor.bytes,
+                        ranks=ranks,
+                        dtype=parameter.tensor.dtype,
+                        instance=2 * BETWEEN + place,
+                        purpose=f"gradient of tied {parameter.name}",
+                    )
+                    self._blocking(collective)
+
+    def _reduce_all(self) -> None:
+        """All gradients divided and reduced at once, by element type."""
+        group = self.groups.of["dp"]
+        parameters = [p for c in self.chunks for p in c.graph.parameters if p.grad_op is not None]
+        for dtype in dict.fromkeys(p.tensor.dtype for p in parameters) if len(group) > 1 else ():
+            n_elems = sum(p.tensor.n_elems for p in parameters if p.tensor.dtype == dtype)
+            flat = self.chunks[0].facts.derived(("flat", dtype, n_elems), partial(_division, dtype, n_elems))
+            self.program.add(op_event(flat), after_compute=False)
+            self._blocking(
+                Collective(
+                    op="all_reduce",
+                    bytes=flat.outputs[0].bytes,
+                    ranks=group,
+                    dtype=dtype,
+                    instance=self.program.number(),
+                    purpose="gradients",
+                    siblings=self.groups.siblings["dp"],
+                )
+            )
+
+    def _blocking(self, collective: Collective, phase: Phase = "backward") -> None:
+        """A collective between what is on the compute stream now and what follows."""
+        index = self.program.add(Event(stream="comm", phase=phase, collective=collective))
+        self.program.add(replace(op_event(_WAIT), after=(index,)), after_compute=False)
+
+    def _optimizer(self, chunk: Chunk) -> Segment:
+        n_ranks = 1 if self.plan.data_parallel.shard == "nothing" else self.spread.n_shards
+
+        def make() -> Segment:
+            ops = ops_of(chunk.graph, "optimizer")
+            return segment(ops if n_ranks == 1 else shard_optimizer(ops, n_ranks), self.groups)
+
+        return chunk.facts.derived(("optimizer", n_ranks), make)
+
+
+def _names(stage: Stage) -> set[str]:
+    return {p.name for p in stage.shared}
+
+
+def _division(dtype: str, n_elems: int) -> Op:
+    spec = TensorSpec(id=FLAT_GRADIENTS, shape=(n_elems,), dtype=dtype, strides=(1,), storage=FLAT_GRADIENTS)
+    return Op(
+        id=-1, name="aten.div_", overload="Scalar", inputs=(spec,), input_names=("self",), outputs=(spec,),
+        attrs={"other": 1.0}, phase="backward",
+    )  # fmt: skip
+
+
+_FLAT = TensorSpec(id=FLAT_GRADIENTS, shape=(1,), dtype="float32", strides=(1,), storage=FLAT_GRADIENTS)
+_WAIT = Op(id=-1, name="aten.view", inputs=(_FLAT,), input_names=("self",), outputs=(_FLAT,), phase="backward")

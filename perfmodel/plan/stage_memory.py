@@ -1,0 +1,85 @@
+"""Peak device memory of the ranks of one pipeline stage, with what the plan divides, keeps in flight and gathers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from perfmodel.graph import Graph
+from perfmodel.plan.events import MemoryUse
+from perfmodel.plan.memory import dense_memory
+from perfmodel.plan.schedule import most_in_flight
+from perfmodel.plan.spread import REPLICAS, Spread
+
+GATHERED_UNITS = 2  # of FSDP: one runs while the next is gathered
+
+
+def stage_memory(spread: Spread, stage: int) -> MemoryUse:
+    """Peak of a rank at a stage: its chunks at the peak of one micro-batch, and what the others in flight keep."""
+    steps = spread.steps(stage)
+    total = MemoryUse()
+    above = 0
+    for number, chunk in enumerate(spread.chunks(stage)):
+        one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
+        kept = chunk.facts.derived("kept", partial(_kept_bytes, chunk.graph))
+        in_flight = most_in_flight(steps, number)
+        above = max(above, one.activations_bytes - kept)
+        total = _sum(total, replace(one, activations_bytes=kept * in_flight))
+    total = _divided(spread, total, stage)
+    return replace(
+        total,
+        activations_bytes=total.activations_bytes + max(above, 0),
+        communication_bytes=_buffers(spread, stage),
+    )
+
+
+def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
+    """With the shares that replicas keep of what is divided between them (each tensor by its first dimension)."""
+    shard, n = spread.plan.data_parallel.shard, spread.n_shards
+    if shard == "nothing" or n == 1:
+        return total
+    total = replace(total, optimizer_bytes=-(-total.optimizer_bytes // n))
+    whole_until_last = shard == "parameters" and spread.n_stages > 1  # stages sum micro-batches before they scatter
+    if shard != "optimizer" and not whole_until_last:
+        total = replace(total, gradients_bytes=-(-total.gradients_bytes // n))
+    if shard == "parameters":
+        units = spread.units(stage)
+        stays = not spread.plan.fsdp.reshard_after_forward
+        whole = sum(unit.bytes for unit in units if unit.is_root or stays)
+        total = replace(total, parameters_bytes=-(-total.parameters_bytes // n) + whole)
+    return total
+
+
+def _buffers(spread: Spread, stage: int) -> int:
+    """Gradient buckets or flat gradients; gathered units and gradients on their way of FSDP."""
+    ddp = spread.plan.data_parallel
+    if spread.mesh.size(*REPLICAS) == 1 or ddp.reduce != "buckets":
+        return 0
+    total = sum(p.tensor.bytes for c in spread.chunks(stage) for p in c.graph.parameters)
+    if ddp.shard == "parameters":
+        largest = max((u.bytes for u in spread.units(stage) if not u.is_root), default=0)
+        return min(total, GATHERED_UNITS * largest)
+    if ddp.shard == "gradients":
+        return min(total, 2 * ddp.bucket_cap)
+    compressed = 0
+    if ddp.compression != "none":  # each bucket has its narrow copy while it travels: one in flight, one behind it
+        compressed = min(total, 2 * ddp.bucket_cap) // 2
+    return compressed + (0 if ddp.gradient_as_bucket_view else total)
+
+
+def _sum(first: MemoryUse, second: MemoryUse) -> MemoryUse:
+    return MemoryUse(
+        parameters_bytes=first.parameters_bytes + second.parameters_bytes,
+        gradients_bytes=first.gradients_bytes + second.gradients_bytes,
+        optimizer_bytes=first.optimizer_bytes + second.optimizer_bytes,
+        activations_bytes=first.activations_bytes + second.activations_bytes,
+        buffers_bytes=first.buffers_bytes + second.buffers_bytes,
+    )
+
+
+def _kept_bytes(graph: Graph) -> int:
+    """Bytes of activations and inputs that forward leaves for backward."""
+    end = next((op.id for op in graph.ops if op.phase == "backward"), len(graph.ops))
+    return sum(
+        s.bytes for s in graph.storages if s.kind in ("activation", "input") and s.born < end <= s.dies
+    )  # fmt: skip
