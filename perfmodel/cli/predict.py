@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from perfmodel.cli.console import OUT_FILE, Waiting, from_stdin, note, stdout_color, stdout_width
 from perfmodel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from perfmodel.pipeline.run import Run
+
 Key = TypeVar("Key")
-PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
 
 
 @click.command(
@@ -59,31 +59,63 @@ PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUT_FILE,
     help="Also write a trace that Perfetto opens.",
+)
+@click.option("--html", "html_path", type=OUT_FILE, help="Also write a page with every picture.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=OUT_FILE,
+    help="Also write the pictures, such as out.svg: out-breakdown.svg, out-timeline.svg and so on.",
 )
 @click.option("--strict", is_flag=True, help="Fail if any time is not from a calibrated model.")
 @click.option("--check", is_flag=True, help="Verify the simulated timeline before answering.")
 @click.option("--no-cache", is_flag=True, help="Extract the model anew instead of using the graph cache.")
-def predict(model: str, topology: str, plan: str, *, as_json: bool, trace_path: Path | None, **options: Any) -> None:
-    """Predict the iteration time of MODEL on TOPOLOGY, why it is that long, and how sure the answer is."""
+def predict(model: str, topology: str, plan: str, **options: Any) -> None:
+    """Predict the iteration time of MODEL on TOPOLOGY, why it is that long, and how sure the answer is.
+
+    The answer goes to stdout, as a table or with --json. --html, --plot and --trace also write files; a file is written
+    whole or not at all. A model, plan or topology is a shipped name (see `perfmodel models`), a YAML file, or - for a YAML
+    file on stdin. Exit codes: 0 an answer, 2 wrong usage or input, or a plan that does not fit.
+    """
     from perfmodel.api import predict_run
     from perfmodel.report.table import render_table
-    from perfmodel.report.trace import render_trace
-    from perfmodel.report.write import write_text
 
+    files = {name: options.pop(f"{name}_path") for name in ("trace", "html", "plot")}
+    as_json = options.pop("as_json")
     options["stragglers"] = dict(_pair(text, ":", "--straggler", int) for text in options["stragglers"])
     options["jitter"] = dict(_pair(text, "=", "--jitter", str) for text in options["jitter"])
     options["overlap"] = not options.pop("no_overlap_slowdown")
-    run = predict_run(model, topology, plan, **options)
-    if trace_path is not None:
-        write_text(trace_path, render_trace(run))
+    sources = from_stdin({"--model": model, "--topo": topology, "--plan": plan})
+    if options["values"] == "real":
+        note("--values real runs a step of the model on this CPU; a large model takes minutes and its size in memory")
+    with Waiting(f"predicting {model} on {topology}"):
+        run = predict_run(sources["--model"], sources["--topo"], sources["--plan"], **options)
+        _write(run, files)
     if as_json:
         click.echo(run.prediction.to_json())
-        return
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else PIPE_WIDTH
-    click.echo(render_table(run.prediction, width=width, color=terminal and "NO_COLOR" not in os.environ), nl=False)
+    else:
+        click.echo(render_table(run.prediction, width=stdout_width(), color=stdout_color()), nl=False)
+
+
+def _write(run: Run, files: dict[str, Path | None]) -> None:
+    """Writes the files that were asked for."""
+    from perfmodel.report.write import write_text
+
+    if files["trace"] is not None:
+        from perfmodel.report.trace import render_trace
+
+        write_text(files["trace"], render_trace(run))
+    if files["html"] is not None:
+        from perfmodel.report.html import render_page
+
+        write_text(files["html"], render_page(run))
+    if files["plot"] is not None:
+        from perfmodel.report.plot import write_plots
+
+        for path in write_plots(run, files["plot"]):
+            note(f"wrote {path}")
 
 
 def _pair(text: str, sign: str, option: str, kind: Callable[[str], Key]) -> tuple[Key, float]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfmodel.config.reading import check_mapping, read_mapping
+from perfmodel.config.reading import Named, check_mapping, read_mapping
 from perfmodel.errors import ConfigError, suggest
 
 Kind = Literal["models", "topologies", "plans", "suites"]
@@ -49,6 +49,10 @@ def find_config(kind: Kind, name: str | Path) -> Path:
     Raises ConfigError that names the nearest shipped config.
     """
     given = Path(name)
+    if given == Path() and str(name) != ".":
+        raise ConfigError(
+            f"{_SINGULAR[kind]}: found an empty name, allowed a shipped one ('perfmodel {kind}') or a file"
+        )
     shipped_paths = [folder / kind / f"{given.name}{s}" for folder in config_dirs() for s in ("", *_SUFFIXES)]
     try:
         candidates = [given, *shipped_paths] if given.parent == Path() else [given]
@@ -70,7 +74,7 @@ def find_config(kind: Kind, name: str | Path) -> Path:
 def read_source(kind: Kind, source: Source) -> tuple[str, dict[str, Any]]:
     """What to call a source (name, path or mapping) in messages, and its mapping. Raises ConfigError."""
     if isinstance(source, Mapping):
-        where = f"{_SINGULAR[kind]} (from Python)"
+        where = source.where if isinstance(source, Named) else f"{_SINGULAR[kind]} (from Python)"
         return where, check_mapping(source, where)
     path = find_config(kind, source)
     return str(path), read_mapping(path)

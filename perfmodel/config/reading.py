@@ -78,6 +78,22 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return check_mapping(value, str(path))
 
 
+class Named(dict[str, Any]):
+    """A mapping that knows what to call its origin in messages, such as `stdin`."""
+
+    def __init__(self, mapping: Mapping[str, Any], where: str) -> None:
+        super().__init__(mapping)
+        self.where = where
+
+
+def parse_mapping(text: str, where: str) -> Named:
+    """The mapping in YAML (or JSON) text that came from `where`. Raises ConfigError with every problem found."""
+    if len(text) > MAX_CONFIG_BYTES:
+        limit = format_bytes(MAX_CONFIG_BYTES, digits=None)
+        raise ConfigError(f"{where}: found {format_bytes(len(text))}, allowed a config of at most {limit}")
+    return Named(check_mapping(_parse_yaml(text, Path(where)), where), where)
+
+
 def check_mapping(value: object, where: str) -> dict[str, Any]:
     """Checks a mapping from a file or from Python: text keys, finite numbers, bounded size. Raises ConfigError."""
     if value is None:

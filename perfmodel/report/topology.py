@@ -62,7 +62,7 @@ _BOTTLENECK_COLOR = "#e00000"
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
+class Spot:
     """Where a node is drawn."""
 
     x: float
@@ -77,8 +77,8 @@ def draw_topology(topology: Topology, path: Path, group: Sequence[int] = ()) -> 
     """
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise ConfigError(f"{path}: found suffix {path.suffix!r}, allowed {', '.join(FIGURE_SUFFIXES)}")
-    figure_class = _matplotlib_figure()
-    spots = _layout(topology)
+    figure_class = matplotlib_figure()
+    spots = layout(topology)
     found = topology.bottleneck(group) if group else None
     width = max(spot.x for spot in spots.values()) - min(spot.x for spot in spots.values())
     figure = figure_class(figsize=(max(6.0, 1.0 + width), 7.0))
@@ -89,10 +89,11 @@ def draw_topology(topology: Topology, path: Path, group: Sequence[int] = ()) -> 
     hosts = len(topology.hosts())
     shown = f", the first {MAX_HOSTS_DRAWN} of {hosts} hosts" if hosts > MAX_HOSTS_DRAWN else ""
     axes.set_title(f"{topology.name}: {topology.n_ranks} ranks{shown}")
-    _save(figure, path)
+    save(figure, path)
 
 
-def _matplotlib_figure() -> type[Figure]:
+def matplotlib_figure() -> type[Figure]:
+    """The Figure class of matplotlib, set so that equal figures are equal bytes. Raises ConfigError without matplotlib."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as FigureClass
@@ -103,7 +104,8 @@ def _matplotlib_figure() -> type[Figure]:
     return FigureClass
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure whole or not at all. Raises ConfigError if the place cannot be written."""
     suffix = path.suffix.lower()
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
     try:
@@ -119,7 +121,7 @@ def _save(figure: Figure, path: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _kinds(topology: Topology) -> dict[str, NodeKind]:
+def drawn_kinds(topology: Topology) -> dict[str, NodeKind]:
     """Nodes to draw: those of the first hosts and the network above them; host memory is left out."""
     graph = topology.graph
     kinds: dict[str, NodeKind] = {}
@@ -135,14 +137,14 @@ def _touches(topology: Topology, leaf: str, kinds: Mapping[str, NodeKind]) -> bo
     return any(kinds.get(other) is NodeKind.NIC for other in topology.graph.successors(leaf))
 
 
-def _layout(topology: Topology) -> dict[str, _Spot]:
+def layout(topology: Topology) -> dict[str, Spot]:
     """Ranks side by side, host after host; every other node over the middle of what hangs below it, kept apart."""
-    kinds = _kinds(topology)
-    spots: dict[str, _Spot] = {}
+    kinds = drawn_kinds(topology)
+    spots: dict[str, Spot] = {}
     x = 0.0
     for members in topology.hosts()[:MAX_HOSTS_DRAWN]:
         for index, rank in enumerate(members):
-            spots[topology.ranks[rank].node] = _Spot(x + index, _ROW[NodeKind.GPU])
+            spots[topology.ranks[rank].node] = Spot(x + index, _ROW[NodeKind.GPU])
         home = topology.ranks[members[0]].node.partition("/")[0]
         rows = Counter(kind for name, kind in kinds.items() if name.partition("/")[0] == home)
         x += max(len(members), _GAP * max(rows.values())) + 0.8
@@ -161,7 +163,7 @@ def _layout(topology: Topology) -> dict[str, _Spot]:
     return spots
 
 
-def _place_row(topology: Topology, names: Sequence[str], kind: NodeKind, spots: dict[str, _Spot]) -> None:
+def _place_row(topology: Topology, names: Sequence[str], kind: NodeKind, spots: dict[str, Spot]) -> None:
     wanted = []
     deeper = topology.graph
     for name in names:
@@ -173,12 +175,12 @@ def _place_row(topology: Topology, names: Sequence[str], kind: NodeKind, spots: 
     for x, name in wanted:
         place = x if levels else max(x, last + _GAP)
         last = place
-        spots[name] = _Spot(
+        spots[name] = Spot(
             place + (_NIC_SHIFT if kind is NodeKind.NIC else 0.0), _ROW[kind] + 0.45 * levels.get(name, 0)
         )
 
 
-def _after(spots: Mapping[str, _Spot], name: str) -> float:
+def _after(spots: Mapping[str, Spot], name: str) -> float:
     """Right of what the same host already has."""
     host = name.partition("/")[0] + "/"
     return max((spot.x for other, spot in spots.items() if other.startswith(host)), default=0.0)
@@ -201,7 +203,7 @@ def _color(kind: LinkKind) -> str:
     return _COLOR[kind.rstrip("123456")]
 
 
-def _draw_links(axes: Axes, topology: Topology, spots: Mapping[str, _Spot], found: Bottleneck | None) -> None:
+def _draw_links(axes: Axes, topology: Topology, spots: Mapping[str, Spot], found: Bottleneck | None) -> None:
     drawn: dict[tuple[LinkKind, int], Link] = {}
     limit = {found.link.source, found.link.target} if found else set()
     for source, target, data in topology.graph.edges(data=True):
@@ -225,7 +227,7 @@ def _draw_links(axes: Axes, topology: Topology, spots: Mapping[str, _Spot], foun
     axes.legend(handles=handles, loc="upper left", fontsize=7, frameon=False, ncols=max(1, len(handles) // 3))
 
 
-def _draw_link(axes: Axes, first: _Spot, second: _Spot, color: str, width: float) -> None:
+def _draw_link(axes: Axes, first: Spot, second: Spot, color: str, width: float) -> None:
     """A straight line, or an arc where both ends stand in one row: below the GPUs, above the others."""
     if first.y != second.y:
         axes.plot([first.x, second.x], [first.y, second.y], color=color, linewidth=width, zorder=1)
@@ -241,7 +243,7 @@ def _draw_link(axes: Axes, first: _Spot, second: _Spot, color: str, width: float
     axes.add_patch(arc)
 
 
-def _draw_nodes(axes: Axes, topology: Topology, spots: Mapping[str, _Spot]) -> None:
+def _draw_nodes(axes: Axes, topology: Topology, spots: Mapping[str, Spot]) -> None:
     rank_of = {place.node: place.rank for place in topology.ranks}
     for name, spot in spots.items():
         kind: NodeKind = topology.graph.nodes[name]["kind"]
