@@ -253,8 +253,8 @@ class PlanSpec(Spec):
         shard = self.data_parallel.shard
         if shard == "gradients" and self.size("pp") > 1:
             raise ValueError(
-                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: a stage sums "
-                "the gradients of micro-batches before they are scattered; stages go with shard optimizer or parameters"
+                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: a stage "
+                "sums gradients of micro-batches before they are scattered; stages go with shard optimizer or parameters"
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")

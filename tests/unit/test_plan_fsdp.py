@@ -59,7 +59,7 @@ def test_hybrid_sharding_holds_a_share_of_its_group() -> None:
         return place(gpt(), load_plan(plan), [RANK] * N).classes[0].memory
 
     assert memory("fsdp,fsdp.ranks=4").optimizer_bytes == pytest.approx(2 * memory("fsdp").optimizer_bytes, rel=0.01)
-    with pytest.raises(InfeasiblePlanError, match="fsdp.ranks: found 3 with 8 replicas, allowed a divisor"):
+    with pytest.raises(InfeasiblePlanError, match=r"fsdp\.ranks: found 3 with 8 replicas, allowed a divisor"):
         place(gpt(), load_plan("fsdp,fsdp.ranks=3"), [RANK] * N)
 
 

@@ -289,7 +289,7 @@ def test_a_refusal_names_changes_that_fit() -> None:
     }
     assert needed["fsdp"] < needed["zero1"] < needed["ddp"]
     tight = RankDevice(device="a100_sxm_40gb", memory_bytes=(needed["zero1"] + needed["ddp"]) // 2)
-    with pytest.raises(InfeasiblePlanError, match="it would fit with (recompute=selective, or )?shard=optimizer, or"):
+    with pytest.raises(InfeasiblePlanError, match=r"it would fit with (recompute=selective, or )?shard=optimizer, or"):
         place(gpt(), load_plan("ddp"), [tight] * 4)
     tighter = RankDevice(device="a100_sxm_40gb", memory_bytes=needed["zero1"] - 1)
     with pytest.raises(InfeasiblePlanError, match="it would fit with") as refused:

@@ -1,4 +1,4 @@
-"""Recomputation by a plan: the same kernels as the model's own checkpointing dispatches; what is kept by the papers' counts."""
+"""Recomputation by a plan: the kernels that the model's own checkpointing dispatches; what is kept by the papers' counts."""
 
 from functools import cache
 
