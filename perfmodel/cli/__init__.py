@@ -14,6 +14,8 @@ from perfmodel.errors import PerfModelError, suggest
 COMMANDS = {
     "predict": ("perfmodel.cli.predict", "predict"),
     "diff": ("perfmodel.cli.diff", "diff"),
+    "compare": ("perfmodel.cli.diff", "diff"),
+    "report": ("perfmodel.cli.report", "report"),
     "models": ("perfmodel.cli.listings", "models"),
     "topologies": ("perfmodel.cli.listings", "topologies"),
     "devices": ("perfmodel.cli.devices", "devices"),
@@ -23,10 +25,13 @@ COMMANDS = {
     "db": ("perfmodel.cli.db", "db"),
     "calibrate": ("perfmodel.cli.calibrate", "calibrate"),
     "trace": ("perfmodel.cli.trace", "trace"),
+    "diagnose": ("perfmodel.cli.diagnose", "diagnose"),
 }
 SUMMARIES = {
     "predict": "Predict the iteration time of a model on a topology.",
     "diff": "Say what changed between two predictions.",
+    "compare": "The same as diff.",
+    "report": "Show a table of many predictions as a page.",
     "models": "List the shipped models.",
     "topologies": "List the shipped topologies.",
     "devices": "List the known devices, or add one from its datasheet.",
@@ -36,6 +41,7 @@ SUMMARIES = {
     "db": "Check the device database; score its fits against measured rows.",
     "calibrate": "Measure this machine's device or links and fit the models.",
     "trace": "Read profiler traces; explain them; make them from predictions.",
+    "diagnose": "Find causes of low utilisation in traces or a model, and what mending them gains.",
 }
 
 

@@ -1,46 +1,48 @@
-"""`perfmodel diff`: what changed between two predictions."""
+"""`perfmodel diff` and `perfmodel compare`, one command: what changed between two predictions."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from perfmodel.cli.console import OUT_FILE, STDIN, read_text, stdout_width
 from perfmodel.errors import ConfigError
 
 if TYPE_CHECKING:
     from perfmodel.pipeline.prediction import Prediction
 
-PIPE_WIDTH = 120  # columns of the table where stdout is no terminal
 
-
-@click.command(epilog="Example: perfmodel diff before.json after.json")
+@click.command(epilog="Example: perfmodel compare before.json after.json --html compare.html")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def diff(before: Path, after: Path, *, as_json: bool) -> None:
-    """Say what changed from BEFORE to AFTER (files of `perfmodel predict --json`) and what each cause contributes."""
+@click.option("--html", "html_path", type=OUT_FILE, help="Also write a page that shows both side by side.")
+def diff(before: Path, after: Path, *, as_json: bool, html_path: Path | None) -> None:
+    """Say what changed from BEFORE to AFTER and what each cause contributes.
+
+    Both are files of `perfmodel predict --json`; one of them may be - for stdin. `perfmodel compare` is the same command.
+    """
     from perfmodel.report.diff import diff_predictions, render_diff
 
-    found = diff_predictions(_read(before), _read(after))
-    if as_json:
-        click.echo(found.to_json())
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    click.echo(render_diff(found, width=width), nl=False)
+    if str(before) == str(after) == STDIN:
+        raise ConfigError("BEFORE and AFTER: found - for each, allowed - for one: stdin is read once")
+    sides = _read(before), _read(after)
+    if html_path is not None:
+        from perfmodel.report.compare import render_compare_page
+        from perfmodel.report.write import write_text
+
+        write_text(html_path, render_compare_page(*sides))
+    found = diff_predictions(*sides)
+    click.echo(found.to_json() if as_json else render_diff(found, width=stdout_width()), nl=as_json)
 
 
 def _read(path: Path) -> Prediction:
     from perfmodel.pipeline.prediction import Prediction
 
     try:
-        return Prediction.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: found bytes that are no UTF-8 text") from error
+        return Prediction.from_json(read_text(path))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        words = str(error)
+        raise ConfigError(words if words.startswith(f"{path}:") else f"{path}: {words}") from error

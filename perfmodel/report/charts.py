@@ -90,9 +90,18 @@ def legend(names: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def coverage_bar(p: Prediction) -> str:
-    """Share of the priced time by source."""
-    parts = [(name, share, SOURCES.get(name, GREY)) for name, share in p.coverage.items()]
-    return stacked_bars([("priced by", parts)], format_percent, "Share of the priced time by source of the price")
+    """Share of the priced time by source; `coverage_legend` has the figures."""
+    width, height, x, parts = 640.0, 20.0, 0.0, []
+    for name, share in p.coverage.items():
+        words = title(f"{name} {format_percent(share)}")
+        parts.append(tag("rect", words, x=x, y=0, width=share * width, height=height, fill=SOURCES.get(name, GREY)))
+        x += share * width
+    return picture(width, height, parts, "Share of the priced time by source of the price")
+
+
+def coverage_legend(p: Prediction) -> list[tuple[str, str]]:
+    """(source and its share, colour)."""
+    return [(f"{name} {format_percent(share)}", SOURCES.get(name, GREY)) for name, share in p.coverage.items()]
 
 
 def path_bars(p: Prediction) -> str:
@@ -136,23 +145,21 @@ def range_bar(p: Prediction) -> str:
             ("roofline", p.bounds.roofline_s),
         ]
     largest = max(time_s for _, time_s in (*marks, *bounds)) or 1.0
-    x = {name: 20 + time_s / largest * 840 for name, time_s in (*marks, *bounds)}
+    x = {name: 12 + time_s / largest * 600 for name, time_s in (*marks, *bounds)}
+    span = max(x["high"] - x["low"], 1.0)
     parts = [
-        tag("line", x1=20, x2=860, y1=40, y2=40, stroke="#bbb"),
-        tag("rect", title("range"), x=x["low"], y=32, width=max(x["high"] - x["low"], 1.0), height=16, fill=SKY),
-        tag("rect", title("predicted"), x=x["predicted"] - 2, y=26, width=4, height=28, fill=BLUE),
-        text(
-            format_time(p.iteration_time_s), x["predicted"], 20, text_anchor="middle", font_size=13, font_weight="bold"
-        ),
-        text("0", 20, 66, font_size=11, fill="#444"),
+        tag("line", x1=12, x2=612, y1=14, y2=14, stroke="#bbb"),
+        tag("rect", title("range"), x=x["low"], y=6, width=span, height=16, fill=SKY),
+        tag("rect", title("predicted"), x=x["predicted"] - 2, y=1, width=4, height=26, fill=BLUE),
+        text("0", 12, 40, font_size=14, fill="#444"),
     ]
     for number, (name, time_s) in enumerate(sorted(bounds, key=lambda bound: bound[1])):
-        y = 70 + 16 * number
-        parts.append(tag("line", x1=x[name], x2=x[name], y1=40, y2=y - 4, stroke=VERMILION, stroke_dasharray="3 3"))
-        anchor = "end" if x[name] > 430 else "start"
-        shift = -4 if anchor == "end" else 4
-        parts.append(text(f"{name} {format_time(time_s)}", x[name] + shift, y, text_anchor=anchor, font_size=11))
-    return picture(880, 76 + 16 * len(bounds), parts, "The prediction, its range and lower bounds")
+        y = 44 + 19 * number
+        parts.append(tag("line", x1=x[name], x2=x[name], y1=14, y2=y - 4, stroke=VERMILION, stroke_dasharray="3 3"))
+        anchor = "end" if x[name] > 320 else "start"
+        shift = -5 if anchor == "end" else 5
+        parts.append(text(f"{name} {format_time(time_s)}", x[name] + shift, y, text_anchor=anchor, font_size=14))
+    return picture(640, 46 + 19 * len(bounds), parts, "The prediction, its range and lower bounds")
 
 
 def roofline_plot(found: Roofline) -> str:
@@ -170,7 +177,6 @@ def roofline_plot(found: Roofline) -> str:
         knee = max(peak / found.memory_bytes_per_s, low)
         roof = [(low, min(found.memory_bytes_per_s * low, peak)), (knee, peak), (max([*xs, ridge]) * 3, peak)]
         plane.line(roof, INK if number == 0 else "#777", f"{pipe} {format_flops_per_s(peak)}", stroke_width=1.6)
-        plane.note(f"{pipe} {format_flops_per_s(peak)}", (max([*xs, ridge]) * 2.8, peak), text_anchor="end", dy=-5)
     families = list(dict.fromkeys(p.family for p in found.points))
     longest = max(p.time_s * p.calls for p in found.points)
     for p in sorted(found.points, key=lambda point: -point.time_s * point.calls):
@@ -183,16 +189,21 @@ def roofline_plot(found: Roofline) -> str:
         plane.dot(
             (p.intensity, p.flops_per_s), radius, SERIES[kind % len(SERIES)], words, _SHAPES[kind // len(SERIES) % 3]
         )
+    for pipe, peak in found.peaks.items():
+        halo = {"stroke": "#fff", "stroke_width": 4, "paint_order": "stroke"}
+        words = f"{pipe} {format_flops_per_s(peak)}"
+        plane.note(words, (max([*xs, ridge]) * 2.8, peak), text_anchor="end", dy=-5, **halo)
     return plane.done(f"Roofline of {found.device}: kernels by arithmetic intensity and rate")
 
 
 _SHAPES = ("circle", "square", "diamond")
 
 
-def roofline_legend(found: Roofline) -> list[tuple[str, str]]:
-    """(family, colour)."""
+def roofline_legend(found: Roofline) -> list[tuple[str, str, str]]:
+    """(family, colour, shape)."""
     families = dict.fromkeys(p.family for p in found.points)
-    return [(family, SERIES[number % len(SERIES)]) for number, family in enumerate(families)]
+    n = len(SERIES)
+    return [(family, SERIES[k % n], _SHAPES[k // n % len(_SHAPES)]) for k, family in enumerate(families)]
 
 
 def memory_plot(curves: Sequence[Curve], iteration_s: float) -> str:

@@ -113,9 +113,9 @@ def render_diff(difference: Difference, *, width: int = 120) -> str:
     buffer = StringIO()
     console = Console(file=buffer, width=width, no_color=True, highlight=False)
     d = difference
-    ratio = f" ({_signed_percent(d.difference_s / d.before_s)})" if d.before_s else ""
+    ratio = f" ({signed_percent(d.difference_s / d.before_s)})" if d.before_s else ""
     console.print(
-        f"iteration time {format_time(d.before_s)} -> {format_time(d.after_s)}: {_signed(d.difference_s)}{ratio}",
+        f"iteration time {format_time(d.before_s)} -> {format_time(d.after_s)}: {signed_time(d.difference_s)}{ratio}",
         markup=False,
     )
     if d.before_memory_bytes != d.after_memory_bytes:
@@ -135,14 +135,18 @@ def render_diff(difference: Difference, *, width: int = 120) -> str:
         if row.cause == ROUNDING:
             continue
         share = format_percent(row.difference_s / d.difference_s) if d.difference_s else "-"
-        table.add_row(row.cause, format_time(row.before_s), format_time(row.after_s), _signed(row.difference_s), share)
+        table.add_row(
+            row.cause, format_time(row.before_s), format_time(row.after_s), signed_time(row.difference_s), share
+        )
     console.print(table)
     return buffer.getvalue()
 
 
-def _signed(time_s: float) -> str:
+def signed_time(time_s: float) -> str:
+    """`+1.20 ms`, `-3.00 us`."""
     return ("+" if time_s >= 0 else "-") + format_time(abs(time_s))
 
 
-def _signed_percent(fraction: float) -> str:
+def signed_percent(fraction: float) -> str:
+    """`+12.0%`, `-3.0%`."""
     return ("+" if fraction >= 0 else "-") + format_percent(abs(fraction))

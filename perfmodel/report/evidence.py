@@ -221,6 +221,10 @@ def memory_curves(run: Run) -> tuple[Curve, ...]:
 
 def _thinned(time_ps: NDArray[np.int64], used: NDArray[np.int64], n: int = 600) -> tuple[list[int], list[int]]:
     """At most 2 n steps: the largest and the last value of each n-th of the time."""
+    settled = (
+        int(np.searchsorted(time_ps, time_ps[0], side="right")) - 1
+    )  # what stands at the beginning is there at once
+    time_ps, used = time_ps[settled:], used[settled:]
     if len(time_ps) <= 2 * n:
         return time_ps.tolist(), used.tolist()
     cell = (time_ps * n // max(int(time_ps[-1]), 1)).astype(int)

@@ -66,7 +66,7 @@ def render_page(run: Run) -> str:
         "kind_keys": KIND_KEYS,
         "part_keys": charts.legend(charts.PARTS),
         "memory_keys": charts.legend(charts.MEMORY_PARTS),
-        "source_keys": list(charts.SOURCES.items()),
+        "source_keys": charts.coverage_legend(p),
         "price_rows": sorted(p.provenance.items()),
         "assumptions": [*p.conditions, *p.notes],
         **_ranks(p),
