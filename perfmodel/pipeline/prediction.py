@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from perfmodel.errors import ConfigError
+from perfmodel.pipeline import shown
 from perfmodel.plan.events import MemoryUse
 
 SCHEMA_VERSION = 1
@@ -162,6 +163,17 @@ class Prediction:
             "samples_per_s": self.samples_per_s,
             "memory_bytes": self.memory_bytes,
         }
+
+    def to_pandas(self, table: str = "ranks") -> Any:
+        """`ranks`, `top_ops` or `critical_path` as a pandas DataFrame (needs pandas); SI units as in the JSON."""
+        return shown.frame(self, table)
+
+    def __str__(self) -> str:
+        return shown.plain(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return shown.html(self)
 
     def to_json(self) -> str:
         """`to_dict` as indented JSON text with stable key order."""
