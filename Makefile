@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: predict test check fmt bench accuracy clean
+.PHONY: predict test check fmt bench accuracy schemas docs clean
 
 predict: $(VENV)/.ready
 	$(BIN)/perfmodel predict --model dlrm.yaml --topo dgx.yaml
@@ -27,6 +27,16 @@ bench: $(VENV)/.ready
 
 accuracy: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -m slow
+
+schemas: $(VENV)/.ready
+	$(BIN)/python -c 'from perfmodel.config.schema import write_schemas; write_schemas()'
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --site-dir build/site
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.units import (
     parse_bytes,
@@ -34,13 +34,26 @@ def _countable(value: int) -> Any:
     return _positive(value)
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-PositiveBytes = Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_positive)]
-BytesPerS = Annotated[float, BeforeValidator(parse_bytes_per_s), AfterValidator(_positive)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-FlopsPerS = Annotated[float, BeforeValidator(parse_flops_per_s), AfterValidator(_positive)]
-Hertz = Annotated[float, BeforeValidator(parse_hz), AfterValidator(_positive)]
-Watts = Annotated[float, BeforeValidator(parse_watts), AfterValidator(_positive)]
-Count = Annotated[int, BeforeValidator(parse_count)]
-PositiveCount = Annotated[int, BeforeValidator(parse_count), AfterValidator(_countable)]
+def _text(quantity: str, *examples: str) -> WithJsonSchema:
+    """What editors are told of a field: text with a unit, such as the examples."""
+    return WithJsonSchema({"type": "string", "x-quantity": quantity, "examples": list(examples)})
+
+
+_BYTES, _SECONDS = _text("bytes", "80 GiB", "25 MB"), _text("seconds", "2 us", "1.5 ms")
+_BYTES_PER_S = _text("bytes_per_s", "3.35 TB/s", "200 Gbit/s")
+_COUNT_SCHEMA = {"type": ["integer", "string"], "x-quantity": "count", "examples": [1000, "45M"]}
+_COUNT = WithJsonSchema({**_COUNT_SCHEMA, "minimum": 0})
+_POSITIVE_COUNT = WithJsonSchema({**_COUNT_SCHEMA, "minimum": 1})
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _BYTES]
+PositiveBytes = Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_positive), _BYTES]
+BytesPerS = Annotated[float, BeforeValidator(parse_bytes_per_s), AfterValidator(_positive), _BYTES_PER_S]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), _SECONDS]
+FlopsPerS = Annotated[
+    float, BeforeValidator(parse_flops_per_s), AfterValidator(_positive), _text("flops_per_s", "989 TFLOP/s")
+]
+Hertz = Annotated[float, BeforeValidator(parse_hz), AfterValidator(_positive), _text("hz", "1.41 GHz")]
+Watts = Annotated[float, BeforeValidator(parse_watts), AfterValidator(_positive), _text("watts", "700 W")]
+Count = Annotated[int, BeforeValidator(parse_count), _COUNT]
+PositiveCount = Annotated[int, BeforeValidator(parse_count), AfterValidator(_countable), _POSITIVE_COUNT]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
