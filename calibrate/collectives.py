@@ -185,11 +185,11 @@ def sizes_between(low: int, high: int) -> tuple[int, ...]:
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cpu: gloo; cuda: NCCL."
 )
 @click.option("--ranks", default="2,4", show_default=True, help="Group sizes, one after the other.")
-@click.option("--min-bytes", default=4096, show_default=True)
-@click.option("--max-bytes", default=64 * 2**20, show_default=True)
-@click.option("--ops", default=",".join(OPS), show_default=True)
-@click.option("--repeats", default=1, show_default=True)
-@click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option("--min-bytes", default=4096, show_default=True, help="Smallest message.")
+@click.option("--max-bytes", default=64 * 2**20, show_default=True, help="Largest message.")
+@click.option("--ops", default=",".join(OPS), show_default=True, help="Collectives, separated by commas.")
+@click.option("--repeats", default=1, show_default=True, help="Times the whole plan is measured.")
+@click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="CSV to write.")
 @click.option("--fit/--no-fit", default=True, show_default=True, help="Fit what was measured (gloo) and write it.")
 @click.option("--db", "root", type=click.Path(file_okay=False, path_type=Path), help="Database that gets the fit.")
 def main(*, device: str, ranks: str, ops: str, path: Path, root: Path | None, **options: int) -> None:

@@ -10,6 +10,7 @@ import click
 
 from perfmodel.errors import PerfModelError, suggest
 
+QUIET = "perfmodel.quiet"  # in the context's meta: see cli.console
 # Subcommand -> (module, attribute). Modules are imported when their command runs, so that --help stays fast.
 COMMANDS = {
     "predict": ("perfmodel.cli.predict", "predict"),
@@ -26,6 +27,9 @@ COMMANDS = {
     "calibrate": ("perfmodel.cli.calibrate", "calibrate"),
     "trace": ("perfmodel.cli.trace", "trace"),
     "diagnose": ("perfmodel.cli.diagnose", "diagnose"),
+    "profile": ("perfmodel.cli.profile", "profile"),
+    "doctor": ("perfmodel.cli.doctor", "doctor"),
+    "completion": ("perfmodel.cli.completion", "completion"),
 }
 SUMMARIES = {
     "predict": "Predict the iteration time of a model on a topology.",
@@ -41,7 +45,10 @@ SUMMARIES = {
     "db": "Check the device database; score its fits against measured rows.",
     "calibrate": "Measure this machine's device or links and fit the models.",
     "trace": "Read profiler traces; explain them; make them from predictions.",
+    "profile": "Run a training script under the profiler for a few steps, and diagnose them.",
     "diagnose": "Find causes of low utilisation in traces or a model, and what mending them gains.",
+    "doctor": "Say what is installed, what is calibrated, and what would help.",
+    "completion": "Print a shell's completion script.",
 }
 
 
@@ -58,6 +65,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module), attribute)
+        _add_quiet(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,6 +80,27 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"no such command '{args[0]}'{suggest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
+
+
+def _add_quiet(command: click.Command) -> None:
+    """Gives a command and those below it `-q/--quiet`."""
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            _add_quiet(part)
+    elif not any(isinstance(p, click.Option) and "--quiet" in p.opts for p in command.params):
+        option = click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=_set_quiet,
+            help="No progress or notes on stderr.",
+        )
+        command.params.append(option)
+
+
+def _set_quiet(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().meta[QUIET] = True
 
 
 @click.group(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import click
+
+JSON_SCHEMA_VERSION = 1
 
 
 @click.group()
@@ -18,11 +21,15 @@ def db() -> None:
 @db.command(epilog="Example: perfmodel db check")
 @click.option("--db", "root", type=click.Path(), help="Database folder instead of the shipped one.")
 @click.option("--remarks", is_flag=True, help="Also list where time falls as work grows, and other oddities.")
-def check(root: str | None, *, remarks: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def check(root: str | None, *, remarks: bool, as_json: bool) -> None:
     """Check every device and fit: schema, provenance, duplicates, nothing faster than the device's own peak."""
     from perfmodel.validate.database import check_database
 
     report = check_database(root)
+    if as_json:
+        click.echo(json.dumps({"schema_version": JSON_SCHEMA_VERSION, **asdict(report)}, indent=2))
+        sys.exit(1 if report.problems else 0)
     for line in report.problems:
         click.echo(line)
     if remarks:

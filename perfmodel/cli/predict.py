@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from perfmodel.cli.completion import MODEL, PLAN, TOPOLOGY
 from perfmodel.cli.console import OUT_FILE, Waiting, from_stdin, note, stdout_color, stdout_width
 from perfmodel.errors import ConfigError
 
@@ -20,10 +21,14 @@ Key = TypeVar("Key")
 @click.command(
     epilog="Example: perfmodel predict --model dlrm.yaml --topo dgx.yaml --json",
 )
-@click.option("--model", required=True, help="Shipped name, YAML file, or Hugging Face config.json.")
-@click.option("--topo", "topology", required=True, help="Shipped name or YAML file of the machine.")
+@click.option("--model", type=MODEL, required=True, help="Shipped name, YAML file, or Hugging Face config.json.")
+@click.option("--topo", "topology", type=TOPOLOGY, required=True, help="Shipped name or YAML file of the machine.")
 @click.option(
-    "--plan", default="ddp", show_default=True, help="Shipped name, YAML file, or text such as ddp,bucket_cap=50MiB."
+    "--plan",
+    type=PLAN,
+    default="ddp",
+    show_default=True,
+    help="Shipped name, YAML file, or text such as ddp,bucket_cap=50MiB.",
 )
 @click.option("--nodes", type=int, help="Use this many nodes of the topology's kind.")
 @click.option("--batch", type=int, help="Samples per rank, instead of the model file's.")
@@ -51,6 +56,15 @@ Key = TypeVar("Key")
     help="How a batch reaches the device: host runs on, host waits, or during the step before.",
 )
 @click.option("--what-if", multiple=True, help="Such as 'gemm x0.5', 'nvlink x2', 'no host'; may be repeated.")
+@click.option(
+    "--from-trace",
+    multiple=True,
+    type=click.Path(),
+    help="Kineto traces of a run of this model: its kernels, collectives and host scale the prediction's.",
+)
+@click.option("--trace-batch", type=int, help="Samples per rank of the traced run, if not those of the prediction.")
+@click.option("--trace-topo", help="Machine of the traced run, if not that of the prediction.")
+@click.option("--trace-plan", help="Plan of the traced run, if not that of the prediction.")
 @click.option("--straggler", "stragglers", multiple=True, help="RANK:FACTOR, such as 3:1.1; may be repeated.")
 @click.option("--jitter", multiple=True, help="KIND=FRACTION, such as comm=0.1 (compute, comm, host, copy).")
 @click.option("--no-overlap-slowdown", is_flag=True, help="Compute and communication do not slow each other.")
@@ -87,6 +101,11 @@ def predict(model: str, topology: str, plan: str, **options: Any) -> None:
     options["stragglers"] = dict(_pair(text, ":", "--straggler", int) for text in options["stragglers"])
     options["jitter"] = dict(_pair(text, "=", "--jitter", str) for text in options["jitter"])
     options["overlap"] = not options.pop("no_overlap_slowdown")
+    from_trace = {key: options.pop(key) for key in ("from_trace", "trace_batch", "trace_topo", "trace_plan")}
+    if from_trace["from_trace"]:
+        from perfmodel.cli.from_trace import trace_what_ifs
+
+        options["what_if"] = (*trace_what_ifs(model, topology, plan, {**options, **from_trace}), *options["what_if"])
     sources = from_stdin({"--model": model, "--topo": topology, "--plan": plan})
     if options["values"] == "real":
         note("--values real runs a step of the model on this CPU; a large model takes minutes and its size in memory")
