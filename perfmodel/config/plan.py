@@ -202,6 +202,8 @@ def _embeddings(value: Any) -> Any:
         return {"strategy": value}
     if isinstance(value, Mapping) and not set(value) & set(EmbeddingPlan.model_fields):
         return {"strategy": "explicit", "placement": value}
+    if isinstance(value, Mapping) and value.get("placement") and "strategy" not in value:
+        return {"strategy": "explicit", **value}
     return value
 
 

@@ -34,7 +34,7 @@ class TablePlacement(Spec):
         widths: columns of each column part; left out, the table's width is divided evenly and the last part takes the rest.
             A grid needs them.
         heights: rows of each row part; left out, parts of ceil(rows / n) rows, of which the last may be short or empty.
-        kernel: `own`, the model's operators, one table at a time; `fused`, one batched operator for all tables of a rank
+        kernel: `own`, the model's operators, one part at a time; `fused`, one batched operator for all tables of a rank
             whose optimizer runs in its backward (FBGEMM); `dense`, the same with a dense gradient and a dense optimizer;
             `uvm`, rows in host memory, read over the host link; `uvm_caching`, the same behind a row cache in device
             memory; `key_value`, rows on an SSD behind such a cache.
@@ -53,8 +53,6 @@ class TablePlacement(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> TablePlacement:
         problems = [*self._rank_problems(), *self._part_problems()]
-        if self.kernel == "own" and self.sharding not in ("table_wise", "data_parallel"):
-            problems.append(f"kernel: found own with {self.sharding}, allowed with table_wise and data_parallel")
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -12,6 +12,7 @@ often; which of them a device finds in its L2 cache is the law's business (`embe
   within the batch (k in CACHE_MIB).
 - `rmw_bytes`: bytes of distinct rows that are read, changed and written back, both ways.
 - `link_bytes`: bytes that cross the host link (tables in host memory), one way.
+- `storage_s`: what an SSD needs to read and write rows (0 without one).
 - `elems`: elements written by a gather. `serial_steps`: steps of a kernel that walks through the lookups in order.
 """
 
@@ -98,6 +99,11 @@ def lookups_of(table: TableAccess, batch: int) -> Lookups:
         zipf_exponent=table.zipf_exponent,
         histogram=table.histogram,
     )
+
+
+def distinct_rows(table: TableAccess, batch: int) -> float:
+    """Expected distinct rows that `batch` samples look up in `table`."""
+    return lookups_of(table, batch).unique
 
 
 def call_features(tables: Sequence[Lookups], stage: int, *, stream_bytes: float, elems: float) -> dict[str, float]:

@@ -7,7 +7,8 @@ L2's size times `l2_share`), rows of r bytes reach r / (r + half_row_bytes) of t
     cache    = (stream + rows + rmw) / (l2_bandwidth l2_eff)
     threads  = elements / (SMs clock gather_rate)                  PyTorch's gather moves one element per thread and step
     latency  = waves of bags * pooling * step_s                    a bag's rows are added one after the other
-    link     = bytes over the host link, one way / (link bandwidth eff)   eff by access: uvm_eff, uvm_rmw_eff, link_eff
+    link     = bytes over the host link, one way / (link bandwidth eff)   eff by access: uvm_eff, uvm_rmw_eff, link_eff;
+               what an SSD needs for them (`storage_s`), if that is more
     time     = floor + max(memory, cache, threads, latency) + link     and update_s for the look-ups an update starts with
 """
 
@@ -47,11 +48,11 @@ def hit_share(columns: Mapping[str, Floats], cache_bytes: float) -> Floats:
 
 
 def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
-    """Feature columns of the calls; `vectorised`, `in_host` and `serial_steps` are 0 where a rule did not set them."""
+    """Feature columns of the calls; the optional ones are 0 where a rule did not set them."""
     names = (*_NAMES, *(f"hit_{mib}" for mib in CACHE_MIB))
     table = np.array([[call.features[name] for name in names] for call in calls]).T
     found: dict[str, Floats] = dict(zip(names, table, strict=True))
-    for name in ("vectorised", "in_host", "serial_steps"):
+    for name in ("vectorised", "in_host", "serial_steps", "storage_s"):
         found[name] = np.array([call.features.get(name, 0.0) for call in calls])
     return found
 
@@ -76,7 +77,7 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     latency = np.where(f["stage"] == POOL, _latency_s(p, f, device), f["serial_steps"] * p["serial_s"])
     body = np.maximum(np.maximum(memory, cache), np.maximum(threads, latency))
     start = np.where(f["stage"] == UPDATE, p["update_s"], 0.0)
-    time_s = p["floor_s"] + start + body + _link_s(p, f, missed, device)
+    time_s = p["floor_s"] + start + body + np.maximum(_link_s(p, f, missed, device), f["storage_s"])
     return LawResult(
         time_s=time_s,
         features=np.column_stack([np.log(time_s)]),

@@ -4,9 +4,14 @@
 `perfmodel.batched_embedding` and `perfmodel.batched_embedding_backward` carry the same in attributes:
 `tables` (a list of mappings with the fields of TableAccess), `batch`, `optimizer`, `placement`, `cache_load_factor`, `pooled`.
 
+A lookup behind a cache may be given in parts: `part` is `lookup` or `prefetch` (of missing rows) instead of `all`. With
+`dense` the backward sums gradients into a whole table, which `perfmodel.dense_table_update` then updates row by row.
+`perfmodel.permute_sparse_features` puts indices that came from other ranks in the order of the tables (`n_lookups`, `n_bags`;
+`bucketed`: they were sorted by the rank that holds their rows before they were sent).
+
 Placement: `hbm` (device memory), `uvm` (host memory, rows cross the link whenever L2 lacks them), `uvm_caching` (host memory
 behind a row cache of `cache_load_factor` of the rows in device memory: missing rows are fetched before the lookup and as
-many are written back).
+many are written back), `key_value` (the same with rows on an SSD that reads and writes `storage_bytes_per_s`).
 """
 
 from __future__ import annotations
@@ -34,7 +39,9 @@ from perfmodel.kernels.index import INDEX_BYTES
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 
 Calls = tuple[KernelCall, ...]
-Placement = Literal["hbm", "uvm", "uvm_caching"]
+Placement = Literal["hbm", "uvm", "uvm_caching", "key_value"]
+Part = Literal["all", "lookup", "prefetch"]
+CACHED = ("uvm_caching", "key_value")
 
 # Bytes of optimizer state per row, as multiples of the row in fp32 and bytes of its own (FBGEMM, OptimType).
 STATE: Mapping[str, tuple[int, int]] = {
@@ -50,6 +57,7 @@ UPDATE_FLOPS: Mapping[str, int] = {
     "sgd": 2, "adagrad": 6, "rowwise_adagrad": 4, "adam": 14, "partial_rowwise_adam": 10, "lamb": 18,
 }  # fmt: skip
 STATE_ITEMSIZE_BYTES = 4
+LENGTH_BYTES = 4  # TorchRec's bag lengths are int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,9 @@ class TableBatch:
     pooled: bool = True
     output_itemsize_bytes: int = 4
     warm_batches: float = float("inf")
+    part: Part = "all"
+    dense: bool = False
+    storage_bytes_per_s: float = float("inf")
 
     def lookups(self) -> tuple[Lookups, ...]:
         """Lookups of each table."""
@@ -102,12 +113,14 @@ def forward_calls(tables: TableBatch) -> Calls:
         features["in_host"] = 1.0
     lookup = KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features)
     check = _index_kernel(n, read_bytes=INDEX_BYTES, write_bytes=0)  # bounds_check_indices_kernel
-    return (check, *_prefetch(tables, found), lookup)
+    if tables.part == "prefetch":
+        return _prefetch(tables, found)
+    return (check, *(_prefetch(tables, found) if tables.part == "all" else ()), lookup)
 
 
 def _prefetch(tables: TableBatch, found: Sequence[Lookups]) -> Calls:
     """Behind a row cache: distinct rows of the batch (a sort), then missing rows in and evicted rows out over the link."""
-    if tables.placement != "uvm_caching":
+    if tables.placement not in CACHED:
         return ()
     n = sum(one.n_lookups for one in found)
     rows_total = sum(one.rows for one in found)
@@ -121,6 +134,8 @@ def _prefetch(tables: TableBatch, found: Sequence[Lookups]) -> Calls:
     work = Work(read_bytes=round(moved), write_bytes=round(moved))
     features = call_features((), GATHER, stream_bytes=2.0 * moved, elems=0.0)
     features |= {"link_bytes": moved, "lookups": unique, "vectorised": 1.0}
+    if tables.placement == "key_value":  # missing rows are read from the drive, evicted ones written to it
+        features["storage_s"] = 2.0 * moved / tables.storage_bytes_per_s
     return (
         *radix_sort(n, rows_total),
         *segments(n),
@@ -138,6 +153,8 @@ def backward_calls(tables: TableBatch) -> Calls:
     n = sum(one.n_lookups for one in found)
     if n < 1:
         return ()
+    if tables.dense:
+        return _dense_gradient(tables, found)
     read, rmw, flops, sources = 0.0, 0.0, 0.0, []
     for one, table in zip(found, tables.tables, strict=True):
         gradient_row = table.dim * tables.output_itemsize_bytes
@@ -159,6 +176,35 @@ def backward_calls(tables: TableBatch) -> Calls:
     long_runs = _index_kernel(1.0, read_bytes=INDEX_BYTES, write_bytes=INDEX_BYTES)
     ordered = radix_sort(n, sum(one.rows for one in found))
     return (linearise, *ordered, *segments(n), find_long, long_runs, update)
+
+
+def _dense_gradient(tables: TableBatch, found: Sequence[Lookups]) -> Calls:
+    """Zeros in a gradient as large as the tables, then the sums of the sparse case written into it."""
+    sparse = backward_calls(replace(tables, dense=False, optimizer="sgd"))
+    size = sum(one.rows * table.dim for one, table in zip(found, tables.tables, strict=True)) * STATE_ITEMSIZE_BYTES
+    zeros = KernelCall(family="fill", work=Work(write_bytes=size), dtype="float32", pipe=PIPE)
+    return (zeros, *sparse)
+
+
+def dense_update_calls(tables: TableBatch) -> Calls:
+    """A dense optimizer step: every row, gradient and state is read, every row and state written, in one pass."""
+    elems = sum(table.rows * table.dim for table in tables.tables)
+    rows = sum(table.rows * table.dim * table.itemsize_bytes for table in tables.tables)
+    state = sum(table.rows * tables.state_bytes(table) for table in tables.tables)
+    work = Work(
+        flops=elems * UPDATE_FLOPS[tables.optimizer],
+        read_bytes=rows + elems * STATE_ITEMSIZE_BYTES + state,
+        write_bytes=rows + state,
+    )
+    features = {
+        "n_elems": float(elems),
+        "n_streams": work.bytes / max(elems * STATE_ITEMSIZE_BYTES, 1),
+        "footprint_bytes": float(rows + elems * STATE_ITEMSIZE_BYTES + state),
+        "vectorised": 1.0,
+        "itemsize_bytes": float(STATE_ITEMSIZE_BYTES),
+        "op_kind": 0.0,
+    }
+    return (KernelCall(family="elementwise", work=work, dtype="float32", pipe=PIPE, features=features),)
 
 
 def _index_kernel(n: float, *, read_bytes: int, write_bytes: int) -> KernelCall:
@@ -187,10 +233,17 @@ def _table(fields: Mapping[str, Any], index: int) -> TableAccess:
     return TableAccess(**known)
 
 
+_GIVEN = (
+    "placement", "cache_load_factor", "optimizer", "pooled", "dense", "part", "storage_bytes_per_s"
+)  # fmt: skip
+
+
 def _batch_of(op: Op) -> TableBatch:
     attrs = op.attrs
     tables = tuple(_table(fields, i) for i, fields in enumerate(attrs["tables"]))
-    given = {name: attrs[name] for name in ("placement", "cache_load_factor", "optimizer", "pooled") if name in attrs}
+    given = {name: attrs[name] for name in _GIVEN if name in attrs}
+    if given.get("part") not in ("lookup", "prefetch"):
+        given.pop("part", None)
     return replace(TableBatch(tables=tables, batch=int(attrs["batch"])), **given)
 
 
@@ -204,3 +257,25 @@ def batched_embedding(op: Op) -> Calls:
 def batched_embedding_backward(op: Op) -> Calls:
     """See the module and `backward_calls`."""
     return backward_calls(_batch_of(op))
+
+
+@kernel_rule("perfmodel.dense_table_update")
+def dense_table_update(op: Op) -> Calls:
+    """See `dense_update_calls`."""
+    return dense_update_calls(_batch_of(op))
+
+
+@kernel_rule("perfmodel.permute_sparse_features")
+def permute_sparse_features(op: Op) -> Calls:
+    """Lengths put in order, two prefix sums over them, indices put in order (fbgemm_gpu's permute_2D_sparse_data).
+
+    Bucketed indices were counted by bucket, summed up and moved before they were sent (block_bucketize_sparse_features).
+    """
+    n, bags = float(op.attrs["n_lookups"]), float(op.attrs["n_bags"])
+    if n < 1:
+        return ()
+    lengths = _index_kernel(bags, read_bytes=LENGTH_BYTES, write_bytes=LENGTH_BYTES)
+    sums = _index_kernel(bags, read_bytes=LENGTH_BYTES, write_bytes=INDEX_BYTES)
+    indices = _index_kernel(n, read_bytes=INDEX_BYTES, write_bytes=INDEX_BYTES)
+    calls = (lengths, sums, sums, indices)
+    return (lengths, sums, indices, *calls) if op.attrs.get("bucketed") else calls

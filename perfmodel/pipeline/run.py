@@ -11,6 +11,7 @@ from perfmodel.config import PlanSpec
 from perfmodel.db import load_device
 from perfmodel.db.device import Device, shared
 from perfmodel.graph import Graph
+from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.fuse import fuse_graph
@@ -189,7 +190,9 @@ def _placed(
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
-    return graph, _with_allocator(place(graph, plan, ranks, advise=advise), graph, books), devices
+    return graph, _with_allocator(
+        place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books
+    ), devices
 
 
 def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:

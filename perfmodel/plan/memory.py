@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -59,6 +60,11 @@ def _alive_at_peak(size_bytes: IntArray, born: IntArray, dies: IntArray, n_ops: 
     peak = int(np.cumsum(change).argmax())
     alive: BoolArray = (first <= peak) & (peak <= last)
     return alive
+
+
+def added(first: MemoryUse, second: MemoryUse) -> MemoryUse:
+    """Both together, part by part."""
+    return MemoryUse(**{f.name: getattr(first, f.name) + getattr(second, f.name) for f in fields(MemoryUse)})
 
 
 def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:

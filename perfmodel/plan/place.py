@@ -12,21 +12,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.config import PlanSpec
+from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Parameter
 from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
+from perfmodel.plan import sharded as sh
 from perfmodel.plan.advice import cheapest_changes, with_advice
 from perfmodel.plan.assign import assign_explicit, assign_table_wise
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
+from perfmodel.plan.dist import Distinct, dists_of
 from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.hybrid import mesh_fits, place_mesh
-from perfmodel.plan.memory import MemoryShortfallError, check_memory, dense_memory
+from perfmodel.plan.memory import MemoryShortfallError, added, check_memory, dense_memory
 from perfmodel.plan.mesh import mesh_of
+from perfmodel.plan.shard_memory import shard_memory
+from perfmodel.plan.sharded import ShardedTables
+from perfmodel.plan.shards import TableShard, shards_of
 from perfmodel.plan.tables import TableOps
 
+WHOLE = ("table_wise", "data_parallel")
+FUSED_TABLES = "fused_embedding_update"  # rewrite of graphs whose tables run as batched operators
 # Bytes of an element of pooled rows on the way, by `row_precision`; None: as looked up.
 ROW_BYTES = {"own": None, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
@@ -49,23 +57,37 @@ class _Spread:
     buckets: tuple[Bucket, ...]
     steps: tuple[tuple[Event, ...], ...]
     optimizer: tuple[Event, ...]
+    sharded: ShardedTables | None = None
 
     @property
     def n_ranks(self) -> int:
         return self.exchange.n_ranks
 
+    @property
+    def shared_out(self) -> frozenset[str]:
+        """Tables that a rank does not have whole for its own batch."""
+        return frozenset(self.exchange.owner) | (self.sharded.names() if self.sharded else frozenset())
 
-def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], *, advise: bool = True) -> Placement:
+
+def place(
+    graph: Graph,
+    plan: PlanSpec,
+    ranks: Sequence[RankDevice],
+    *,
+    advise: bool = True,
+    distinct: Distinct | None = None,
+) -> Placement:
     """Spreads a graph over ranks; `ranks[r]` says what rank r runs on.
 
     A plan that does not fit is refused; with `advise`, with what would make it fit, which takes a while to find.
+    `distinct` counts the distinct rows of a table that some samples look up; a plan with `embeddings.dedup` needs it.
 
     Raises:
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
             do not exist.
     """
     try:
-        return _placed(graph, plan, ranks)
+        return _placed(graph, plan, ranks, distinct)
     except MemoryShortfallError as refusal:
         if not advise:
             raise
@@ -76,13 +98,13 @@ def place(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], *, advise: 
         raise MemoryShortfallError(with_advice(str(refusal), changes)) from None
 
 
-def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placement:
+def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Placement:
     if plan.is_mesh:
         return place_mesh(graph, plan, [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks])
     mesh_of(plan.mesh, len(ranks))  # its replicas are the ranks
-    spread = _spread(facts_of(graph), plan, ranks)
+    spread = _spread(facts_of(graph), plan, ranks, distinct)
     classes = []
-    for (device, held), members in _rank_classes(spread.exchange, ranks).items():
+    for (device, held, _), members in _rank_classes(spread, ranks).items():
         memory = _rank_memory(spread, members[0])
         check_memory(members[0], memory, ranks[members[0]].memory_bytes)
         classes.append(
@@ -97,15 +119,24 @@ def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice]) -> Placem
     return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread), n_micro=plan.n_micro)
 
 
-def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _Spread:
+def _spread(
+    facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None = None
+) -> _Spread:
     n_ranks = len(ranks)
-    tables = facts.tables if n_ranks > 1 else {}
+    tables = facts.tables
     owner: dict[str, int] = {}
+    placed: dict[str, TablePlacement] = {}
     if tables and plan.embeddings.strategy != "data_parallel":
         dense = dense_memory(facts, frozenset(tables), plan.n_micro)
         free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
-        owner = _owners(plan, tables, facts.table_row_bytes, free)
-        tables, owner = _with_bottom(facts, plan, n_ranks, (tables, owner))
+        placed = _placements(plan, tables, facts.table_row_bytes, free)
+        if facts.graph.target == "cpu":
+            placed = {name: _as_own(where) for name, where in placed.items()}
+        if not any(_is_new(facts.graph, where) for where in placed.values()):
+            whole = placed if n_ranks > 1 else {}
+            owner = {name: where.ranks[0] for name, where in whole.items() if where.sharding == "table_wise"}
+            placed = {}
+        tables, owner = _with_bottom(facts, plan, n_ranks, (tables, owner)) if n_ranks > 1 else (tables, owner)
     exchange = ex.Exchange(
         facts=facts,
         tables=tables,
@@ -114,17 +145,68 @@ def _spread(facts: GraphFacts, plan: PlanSpec, ranks: Sequence[RankDevice]) -> _
         index_exchange=plan.embeddings.index_exchange,
         row_itemsize_bytes=ROW_BYTES[plan.embeddings.row_precision],
     )
-    dense_parameters = _dense_parameters(exchange)
-    ddp = plan.data_parallel
-    buckets = assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if n_ranks > 1 else ()
-    skipped = exchange.skipped()
-    return _Spread(
+    sharded = _sharded(facts, plan, placed, n_ranks, distinct)
+    spread = _Spread(facts=facts, plan=plan, exchange=exchange, buckets=(), steps=(), optimizer=(), sharded=sharded)
+    return _with_steps(spread)
+
+
+def _as_own(where: TablePlacement) -> TablePlacement:
+    """The placement by the model's own operators (no batched ones run on a CPU)."""
+    return where if where.kernel == "own" else where.model_copy(update={"kernel": "own"})
+
+
+def _is_new(graph: Graph, where: TablePlacement) -> bool:
+    """Whether a table runs otherwise than the model's own operators do, whole on its ranks."""
+    return where.kernel != "own" or where.sharding not in WHOLE or FUSED_TABLES in graph.rewrites
+
+
+def _sharded(
+    facts: GraphFacts,
+    plan: PlanSpec,
+    placed: Mapping[str, TablePlacement],
+    n_ranks: int,
+    distinct: Distinct | None,
+) -> ShardedTables | None:
+    """The parts of tables that do not run as whole tables by the model's own operators; None if there are none."""
+    fused = FUSED_TABLES in facts.graph.rewrites
+    shards: list[TableShard] = []
+    for name, where in placed.items():
+        batched = where.model_copy(update={"kernel": "fused"}) if fused and where.kernel == "own" else where
+        if batched.sharding != "data_parallel" or batched.kernel != "own":
+            shards += shards_of(facts.tables[name].table, batched, n_ranks)
+    if not shards:
+        return None
+    if plan.embeddings.dedup and distinct is None:
+        raise RuntimeError("a plan with dedup needs to know how many indices are distinct")
+    return ShardedTables(
         facts=facts,
-        plan=plan,
-        exchange=exchange,
+        tables=facts.tables,
+        dists=dists_of(
+            shards,
+            plan.embeddings,
+            (n_ranks, facts.graph.batch_size),
+            sh.unpooled_tables(facts.graph, facts.tables),
+            distinct,
+        ),
+        plan=plan.embeddings,
+        n_ranks=n_ranks,
+        replicated=tuple(s for s in shards if s.placement.sharding == "data_parallel"),
+    )
+
+
+def _with_steps(spread: _Spread) -> _Spread:
+    """With DDP's buckets, and what all ranks do alike."""
+    plan, facts = spread.plan, spread.facts
+    dense_parameters = _dense_parameters(spread)
+    ddp = plan.data_parallel
+    buckets = assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if spread.n_ranks > 1 else ()
+    gone = frozenset(i for name in spread.shared_out for i in spread.exchange.tables[name].ids)
+    skipped = gone | spread.exchange.skipped()
+    return replace(
+        spread,
         buckets=buckets,
         steps=tuple(
-            tuple(_step_events(exchange, plan, buckets if micro == plan.n_micro - 1 else (), micro, skipped))
+            tuple(_step_events(spread, buckets if micro == plan.n_micro - 1 else (), micro, skipped))
             for micro in range(plan.n_micro)
         ),
         optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
@@ -144,67 +226,80 @@ def _with_bottom(
     return {**found[0], bottom.MODULE: ops}, {**found[1], bottom.MODULE: rank}
 
 
-def _dense_parameters(exchange: ex.Exchange) -> list[Parameter]:
+def _dense_parameters(spread: _Spread) -> list[Parameter]:
     """Parameters that every rank has: in no sharded table, not of a bottom MLP on one rank."""
-    alone = f"{bottom.MODULE}." if bottom.MODULE in exchange.owner else None
-    return [
-        p
-        for p in exchange.graph.parameters
-        if p.name not in exchange.owner and not (alone and p.name.startswith(alone))
-    ]
+    gone = spread.shared_out
+    alone = f"{bottom.MODULE}." if bottom.MODULE in gone else None
+    return [p for p in spread.facts.graph.parameters if p.name not in gone and not (alone and p.name.startswith(alone))]
 
 
-def _owners(
+def _placements(
     plan: PlanSpec, tables: Mapping[str, TableOps], row_bytes: Mapping[str, int], free: Sequence[int]
-) -> dict[str, int]:
+) -> dict[str, TablePlacement]:
     accesses = [found.table for found in tables.values()]
+    if plan.embeddings.strategy == "table_wise" and len(free) == 1:
+        return {name: TablePlacement(ranks=(0,), kernel="own") for name in tables}
     if plan.embeddings.strategy == "table_wise":
-        return assign_table_wise(accesses, row_bytes, free)
-    placed = assign_explicit(accesses, plan.embeddings.placement, len(free))
-    return {name: where.ranks[0] for name, where in placed.items() if where.sharding == "table_wise"}
+        owner = assign_table_wise(accesses, row_bytes, free)
+        return {name: TablePlacement(ranks=(rank,), kernel="own") for name, rank in owner.items()}
+    return assign_explicit(accesses, plan.embeddings.placement, len(free))
 
 
 def _rank_classes(
-    exchange: ex.Exchange, ranks: Sequence[RankDevice]
-) -> dict[tuple[str, tuple[str, ...]], tuple[int, ...]]:
-    """Ranks on the same device model that hold the same tables, by (device, tables), in rank order."""
-    classes: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
+    spread: _Spread, ranks: Sequence[RankDevice]
+) -> dict[tuple[str, tuple[str, ...], tuple[object, ...]], tuple[int, ...]]:
+    """Ranks on the same device model that hold equal tables and parts, by (device, tables, parts), in rank order."""
+    classes: dict[tuple[str, tuple[str, ...], tuple[object, ...]], tuple[int, ...]] = {}
+    parts: list[tuple[object, ...]] = [()] * len(ranks)
+    names: list[tuple[str, ...]] = [()] * len(ranks)
+    if spread.sharded is not None:
+        parts = [sh.same_work(spread.sharded, rank) for rank in range(len(ranks))]
+        names = [sh.names_on(spread.sharded, rank) for rank in range(len(ranks))]
     for rank, on in enumerate(ranks):
-        key = (on.device, tuple(found.table.parameter for found in exchange.held(rank)))
+        held = (*(found.table.parameter for found in spread.exchange.held(rank)), *names[rank])
+        key = (on.device, held, parts[rank])
         classes[key] = (*classes.get(key, ()), rank)
     return classes
 
 
 def _rank_events(spread: _Spread, rank: int) -> list[Event]:
     """Inputs, lookups, forward, loss and backward of each micro-batch; then the optimizer."""
-    exchange = spread.exchange
-    sharded = bool(exchange.owner)
+    exchange, sharded = spread.exchange, spread.sharded
     inputs = [event for _, event in spread.facts.phase_events["input"]]
     events: list[Event] = []
     for micro, step in enumerate(spread.steps):
         events += inputs
-        if sharded:
+        if exchange.owner:
             events += ex.lookup_events(exchange, rank, micro * ex.N_EXCHANGES)
+        if sharded is not None:
+            events += sh.lookup_events(sharded, rank, micro)
         events += step
-        if sharded:
+        if exchange.owner:
             events += ex.table_backward(exchange, rank)
+        if sharded is not None:
+            events += sh.backward_events(sharded, rank, micro)
     events += spread.optimizer
-    events += ex.table_optimizer(exchange, rank)
-    return events
+    if sharded is not None:
+        events += sh.optimizer_events(sharded, rank)
+    return events + ex.table_optimizer(exchange, rank)
 
 
-def _step_events(
-    exchange: ex.Exchange, plan: PlanSpec, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]
-) -> Iterator[Event]:
+def _step_events(spread: _Spread, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]) -> Iterator[Event]:
     """Forward to backward of one micro-batch; gradients are reduced where `buckets` are given (`no_sync` elsewhere)."""
-    insertions = bucket_insertions(buckets, tuple(range(exchange.n_ranks)), plan.n_micro * ex.N_EXCHANGES)
+    exchange, plan = spread.exchange, spread.plan
+    insertions = bucket_insertions(
+        buckets, tuple(range(exchange.n_ranks)), plan.n_micro * ex.N_EXCHANGES, plan.data_parallel.compression
+    )
     if micro:
-        dense = _dense_parameters(exchange)
+        dense = _dense_parameters(spread)
         for op_id, added in accumulate(dense).items():
             insertions[op_id] = [*added, *insertions.get(op_id, ())]
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
         insertions.setdefault(exchanged[0], []).append(exchanged[1])
+    if spread.sharded is not None:
+        for op_id, event in _exchanged(spread, spread.sharded, micro):
+            insertions.setdefault(op_id, []).append(event)
     for op_id, event in exchange.facts.step_events:
         if op_id not in skipped:
             yield event
@@ -213,27 +308,37 @@ def _step_events(
     yield from copy_back(buckets, as_views=plan.data_parallel.gradient_as_bucket_view)
 
 
+def _exchanged(spread: _Spread, sharded: ShardedTables, micro: int) -> Iterator[tuple[int, Event]]:
+    """Row gradients, and with a pipelined input the next batch's indices between forward and backward."""
+    if sharded.pipelined():
+        last = max(i for i, event in spread.facts.step_events if event.phase in ("forward", "loss"))
+        for event in sh.input_events(sharded, micro):
+            yield last, event
+    yield from sh.gradient_events(sharded, micro)
+
+
 def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
     """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
     row_bytes = spread.facts.table_row_bytes
-    dense = dense_memory(spread.facts, frozenset(spread.exchange.owner) - {bottom.MODULE}, spread.plan.n_micro)
+    dense = dense_memory(spread.facts, spread.shared_out - {bottom.MODULE}, spread.plan.n_micro)
     held = [found for found in spread.exchange.held(rank) if not found.batch]  # a bottom MLP is in the dense part
     weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
     with_state = sum(t.table.rows * row_bytes[t.table.parameter] for t in held)
     buckets = sum(bucket.bytes for bucket in spread.buckets)
     as_views = spread.plan.data_parallel.gradient_as_bucket_view
     rows = sum(t.output_bytes for t in held) * spread.n_ranks
-    return replace(
+    whole = replace(
         dense,
         parameters_bytes=dense.parameters_bytes + weights,
         optimizer_bytes=dense.optimizer_bytes + with_state - weights,
         communication_bytes=(0 if as_views else buckets) + 2 * rows,
     )
+    return whole if spread.sharded is None else added(whole, shard_memory(spread.sharded, rank))
 
 
 def _notes(spread: _Spread) -> tuple[str, ...]:
     notes = list(spread.facts.graph.notes)
-    sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in spread.exchange.owner]
+    sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in spread.shared_out]
     if sparse and spread.n_ranks > 1:
         raise InfeasiblePlanError(
             f"data-parallel table {sparse[0]} has sparse gradients, which DDP does not all-reduce; "

@@ -73,9 +73,7 @@ def shards_of(table: TableAccess, placement: TablePlacement, n_ranks: int) -> tu
             access = _part_access(table, heights[row], widths[column], shares[row])
             part = column * n_rows + row
             start = (sum(heights[:row]), sum(widths[:column]))
-            found.append(
-                _shard(table, placement, (part, ranks[part]), start, (shares[row], _typed(access, placement)))
-            )
+            found.append(_shard(table, placement, (part, ranks[part]), start, (shares[row], _typed(access, placement))))
     return tuple(found)
 
 

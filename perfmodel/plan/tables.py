@@ -135,6 +135,40 @@ def scale_op(op: Op, factor: int, fixed_shapes: Set[tuple[int, ...]], rename: Ma
     return replace(op, inputs=tuple(map(scale, op.inputs)), outputs=tuple(map(scale, op.outputs)))
 
 
+def shard_op(op: Op, found: TableOps, part: TableAccess, factor: int) -> Op:
+    """A table's op as it runs on one part of the table for `factor` times the batch.
+
+    Rows and columns become the part's; an axis as long as the batch's indices grows by the part's share of them, any other
+    by `factor`. Scalars keep their size.
+    """
+    table = found.table
+    share = part.pooling_factor / table.pooling_factor
+    n_indices = found.inputs[0].n_elems if found.inputs else 0
+    bags = {spec.storage for spec in (*found.inputs[1:2], *found.outputs, *found.gradients)}
+
+    def scale(spec: TensorSpec) -> TensorSpec:
+        shape = spec.shape
+        if spec.n_elems <= 1:
+            return spec
+        if shape[0] == table.rows and len(shape) <= 2 and shape[1:] in ((), (1,), (table.dim,)):
+            shape = (part.rows, *(part.dim if size == table.dim else size for size in shape[1:]))
+        else:
+            axis = 1 if len(shape) == 2 and shape[0] == 1 else 0
+            grown = factor * (share if shape[axis] == n_indices and spec.storage not in bags else 1.0)
+            width = tuple(part.dim if size == table.dim else size for size in shape[axis + 1 :])
+            shape = (*shape[:axis], max(round(shape[axis] * grown), 1), *width)
+        return replace(spec, shape=shape, strides=row_major(shape))
+
+    facts = {"rows": part.rows, "pooling_factor": part.pooling_factor, "histogram": [list(p) for p in part.histogram]}
+    known = {key: value for key, value in facts.items() if key in op.attrs}
+    return replace(
+        op,
+        inputs=tuple(map(scale, op.inputs)),
+        outputs=tuple(map(scale, op.outputs)),
+        attrs={**op.attrs, **known},
+    )
+
+
 def drop_tensors(op: Op, storages: Set[int]) -> Op:
     """The op without the tensors of these storages."""
     kept = [(s, n) for s, n in zip(op.inputs, op.input_names, strict=True) if s.storage not in storages]
