@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel.api import Predictor, extract_graph, predict, predict_run
+    from perfmodel.autotune.front import search
     from perfmodel.errors import ConfigError, GraphError, InfeasiblePlanError, PerfModelError
     from perfmodel.pipeline.prediction import Prediction
 
@@ -24,6 +25,7 @@ __all__ = [
     "extract_graph",
     "predict",
     "predict_run",
+    "search",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "extract_graph": "perfmodel.api",
     "predict": "perfmodel.api",
     "predict_run": "perfmodel.api",
+    "search": "perfmodel.autotune.front",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from perfmodel.config import ModelSpec, PlanSpec, TopologySpec, load_model, load_plan, load_topology
@@ -14,7 +15,7 @@ from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import PriceBooks, Run, predict_graph
+from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
 from perfmodel.sim.warm import warm_up_all
 from perfmodel.topology import Topology, build_topology
@@ -133,7 +134,8 @@ def predict_run(
 class Predictor:
     """Predicts many plans, batch sizes and machines of one model; what did not change is neither traced nor priced again.
 
-    Safe to share between threads: what it remembers is only ever added to.
+    Safe to share between threads, and to send to other processes. Equal questions have equal answers, whatever was asked
+    before.
 
     Args:
         model, topology: as in `predict`.
@@ -150,7 +152,9 @@ class Predictor:
         self._settings = _settings(options)
         self._options = _model_options(options)
         self._graphs: dict[tuple[int | None, Target], Graph] = {}
+        self._targets: dict[str, Target] = {}
         self._books = PriceBooks()
+        self._lock = Lock()
         self._n_runs = 0
 
     def graph(self, batch: int | None = None, target: Target | None = None) -> Graph:
@@ -158,13 +162,14 @@ class Predictor:
 
         `target` is the kind of device it is for; None: the machine's.
         """
-        key = (batch, target or target_of(self.topology, self._db))
-        if key not in self._graphs:
-            options = self._options.copy()
-            if batch is not None:
-                options["batch"] = batch
-            self._graphs[key] = extract_graph(self._model, target=key[1], **options)
-        return self._graphs[key]
+        key = (batch, target or self._target(self.topology))
+        with self._lock:
+            if key not in self._graphs:
+                options = self._options.copy()
+                if batch is not None:
+                    options["batch"] = batch
+                self._graphs[key] = extract_graph(self._model, target=key[1], **options)
+            return self._graphs[key]
 
     def predict(
         self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None
@@ -174,12 +179,7 @@ class Predictor:
 
     def run(self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None) -> Run:
         """As `predict`, with the events, programs and timeline behind the prediction."""
-        spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
-        machine = self.topology if topology is None else as_topology(topology)
-        options = self._options.copy()
-        if batch is not None:
-            options["batch"] = batch
-        graph = self.graph(micro_batch(self._model, spec, options) or batch, target_of(machine, self._db))
+        spec, machine, graph = self._subject(plan, batch, topology)
         self._n_runs += 1
         if self._n_runs == RUNS_TO_WARM_UP:
             warm_up_all()
@@ -189,6 +189,49 @@ class Predictor:
         if self._strict:
             _require_calibrated(run.prediction)
         return run
+
+    def floor(
+        self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None
+    ) -> Floor:
+        """What an iteration takes at least, and the memory it needs, in a fraction of a prediction's time.
+
+        The floor is the prediction's own time unless `is_exact` is False: then compute that slows beside communication, or
+        a launch queue that fills, may add to it. Raises as `predict`, without advice on plans that do not fit.
+        """
+        spec, machine, graph = self._subject(plan, batch, topology)
+        found = find_floor(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
+        if found is not None:
+            return found
+        prediction = self.run(spec, batch=batch, topology=machine).prediction
+        return Floor(
+            iteration_time_s=prediction.iteration_time_s,
+            memory_bytes=prediction.memory_bytes,
+            samples=prediction.batch_per_rank * prediction.replicas,
+            is_exact=True,
+        )
+
+    def _subject(
+        self, plan: Source | PlanSpec, batch: int | None, topology: Machine | None
+    ) -> tuple[PlanSpec, Topology, Graph]:
+        spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
+        machine = self.topology if topology is None else as_topology(topology)
+        options = self._options.copy()
+        if batch is not None:
+            options["batch"] = batch
+        return spec, machine, self.graph(micro_batch(self._model, spec, options) or batch, self._target(machine))
+
+    def _target(self, machine: Topology) -> Target:
+        if machine.fingerprint not in self._targets:
+            self._targets[machine.fingerprint] = target_of(machine, self._db)
+        return self._targets[machine.fingerprint]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is remembered of runs: a copy in another process finds that again."""
+        return {**self.__dict__, "_books": None, "_lock": None, "_n_runs": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._books, self._lock = PriceBooks(), Lock()
 
 
 def as_topology(topology: Machine, nodes: int | None = None) -> Topology:

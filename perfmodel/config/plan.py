@@ -285,6 +285,17 @@ _SHORT = {
 }
 
 
+def plan_keys() -> tuple[str, ...]:
+    """The keys that inline plans may name without a section."""
+    return (*_SHORT, *(name for name in PlanSpec.model_fields if name not in ("name", "mesh")))
+
+
+def is_plan_key(key: str) -> bool:
+    """Whether an inline plan may name this key: a short one, one of a plan's own, or one inside a section."""
+    section, dot, _ = key.partition(".")
+    return key in plan_keys() or (bool(dot) and section in PlanSpec.model_fields)
+
+
 def load_plan(source: Source = "ddp") -> PlanSpec:
     """The plan in a shipped config, a file, a mapping or inline text (`ddp,bucket_cap=50MiB`, `embeddings=table_wise`).
 

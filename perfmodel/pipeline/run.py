@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.config import PlanSpec
-from perfmodel.db import load_device
-from perfmodel.db.device import Device, shared
+from perfmodel.db import load_shared
+from perfmodel.db.device import Device
 from perfmodel.graph import Graph
 from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.fuse import fuse_graph
+from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.lower import lower_class
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
-from perfmodel.pipeline.pace import Pace, Paces
+from perfmodel.pipeline.pace import Paces
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
 from perfmodel.pipeline.programs import compile_classes
@@ -32,6 +33,7 @@ from perfmodel.plan import Placement, RankDevice, place
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
+from perfmodel.units import ps_to_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,19 @@ class Run:
     steady: Steady
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What an iteration takes at least (s), the largest peak memory of a rank (bytes) and the samples of an iteration.
+
+    With `is_exact` the time is that of the prediction.
+    """
+
+    iteration_time_s: float
+    memory_bytes: int
+    samples: int
+    is_exact: bool
+
+
 class PriceBooks:
     """What runs have in common: the price book of each device, and graphs as compiled code runs them."""
 
@@ -66,7 +81,7 @@ class PriceBooks:
         """A device of the database, as it was when first asked for; a CPU as each of `n_processes` on it sees it."""
         key = (name, db, n_processes)
         if key not in self._devices:
-            self._devices[key] = shared(load_device(name, db), n_processes)
+            self._devices[key] = load_shared(name, db, n_processes)
         return self._devices[key]
 
     def processes(self, topology: Topology) -> dict[str, int]:
@@ -138,6 +153,7 @@ def predict_graph(
     if settings.stragglers:
         classes = split_stragglers(classes, settings.stragglers)
     compiled, carry = compile_classes(classes)
+    compiled = share_cores(classes, compiled, carry)
     overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
     steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
@@ -157,22 +173,30 @@ def predict_graph(
     )
 
 
-def find_pace(
+def find_floor(
     graph: Graph, plan: PlanSpec, topology: Topology, *, db: str | None, settings: RunSettings, books: PriceBooks
-) -> tuple[Pace | None, Placement]:
-    """The pace of a plan (None where it does not follow from segments) and its placement, in a fraction of a run's time.
+) -> Floor | None:
+    """What an iteration takes at least, in a fraction of a run's time; None where that does not follow from segments.
 
     Raises as `predict_graph`; a plan that does not fit is refused without advice.
     """
-    _, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=False)
+    graph, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=False)
     cuda = all(device.kind == "cuda" for device in devices.values())
     if not cuda or replace(settings, bounds=False, overlap=True) != replace(DEFAULT_SETTINGS, bounds=False):
-        return None, placement
+        return None
     by_name = {name: books.of(device) for name, device in devices.items()}
     try:
-        return books.paces.of(placement, topology, by_name, overlap=settings.overlap), placement
+        pace = books.paces.of(placement, topology, by_name, overlap=settings.overlap)
     except NotSegmentedError:
-        return None, placement
+        return None
+    if pace is None:
+        return None
+    return Floor(
+        iteration_time_s=ps_to_seconds(float(pace.iteration_ps)),
+        memory_bytes=max(rank_class.memory.total_bytes for rank_class in placement.classes),
+        samples=graph.batch_size * placement.n_micro * (placement.n_replicas or placement.n_ranks),
+        is_exact=pace.is_exact,
+    )
 
 
 def _placed(

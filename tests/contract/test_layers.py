@@ -15,11 +15,12 @@ LEVELS = [
     {"kernels", "collectives", "plan"},
     {"sim"},
     {"pipeline"},
-    {"sharding", "validate", "traces"},
+    {"sharding", "validate", "traces", "profiling"},
     {"utilisation"},
     {"diagnose"},
     {"report"},
     {"api"},
+    {"autotune"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -33,7 +34,7 @@ ALSO = {
 }
 ONLY = {"sim": {"errors", "units", "metrics"}}  # the simulator knows no tensors, devices or YAML
 LAZY = {"models": {"pipeline", "validate", "api", "cli"}, "extract": {"pipeline", "validate", "api", "cli"}}
-TORCH_ROOMS = {"models", "extract", "validate"}
+TORCH_ROOMS = {"models", "extract", "validate", "profiling"}
 
 
 def imports_of(source: str) -> list[tuple[str, bool]]:
