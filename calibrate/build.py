@@ -54,13 +54,15 @@ def prepare(case: Case, device: str, cache_bytes: int) -> Prepared:
     first = _arguments(case, device, None)
     draws = any(arg.fill == "index" for arg in tensor_args(case.args)) or _has_sparse(case)
     copies = 1
-    if case.state == "cold":
+    if case.family == "embedding":
+        copies = INDEX_COPIES if case.state == "cold" else 1
+    elif case.state == "cold":
         copies = min(max(2, math.ceil(cache_bytes / max(2 * case.bytes, 1))), MAX_COPIES)
     elif draws:
         copies = INDEX_COPIES
-    sets = [first] + [
-        _arguments(case, device, first if case.family == "embedding" else None) for _ in range(copies - 1)
-    ]
+    redrawn = draws or case.family == "embedding"
+    shared = first if case.family == "embedding" else None
+    sets = [first] + [_arguments(case, device, shared) if redrawn else _copied(first) for _ in range(copies - 1)]
     return Prepared(call=operator(case), arguments=tuple(sets), kwargs=kwargs, moved_bytes=2 * case.bytes)
 
 
@@ -110,7 +112,10 @@ def _argument(value: Any, device: str) -> Any:
         return tensor(value, device)
     if isinstance(value, Mapping):
         indices, values = (tensor(part, device) for part in value["sparse"])
-        return torch.sparse_coo_tensor(indices.unsqueeze(0), values, value["shape"], check_invariants=False)
+        known = bool(value.get("coalesced")) or None
+        return torch.sparse_coo_tensor(
+            indices.unsqueeze(0), values, value["shape"], check_invariants=False, is_coalesced=known
+        )
     if isinstance(value, list | tuple) and tensor_args(value):
         return [None if part is None else _argument(part, device) for part in value]
     if value in ("float32", "bfloat16", "float16"):
@@ -120,7 +125,7 @@ def _argument(value: Any, device: str) -> Any:
 
 def tensor(arg: TensorArg, device: str) -> Tensor:
     """One tensor with drawn values, its dimensions laid out in the order asked for."""
-    if arg.fill in ("index", "offsets", "bags", "mask"):
+    if arg.fill in ("index", "rising", "offsets", "bags", "mask"):
         return _integers(arg, device)
     order = arg.order or tuple(range(len(arg.shape)))
     stored = torch.empty([arg.shape[dim] for dim in order], dtype=getattr(torch, arg.dtype), device=device)
@@ -135,11 +140,17 @@ def _integers(arg: TensorArg, device: str) -> Tensor:
         return whole.tril_() if len(arg.shape) > 1 else whole
     if arg.fill == "index":
         drawn = zipf_indices(n, arg.high, arg.zipf) if arg.zipf else torch.randint(0, max(arg.high, 1), (n,))
+    elif arg.fill == "rising":
+        drawn = torch.randperm(arg.high)[:n].sort().values
     elif arg.fill == "offsets":
         drawn = torch.arange(n) * arg.high
     else:
         drawn = torch.div(torch.arange(n), arg.high, rounding_mode="floor")
-    return drawn.to(device).reshape(arg.shape)
+    drawn = drawn.to(device)
+    if not arg.order:
+        return drawn.reshape(arg.shape)
+    stored = drawn.reshape([arg.shape[dim] for dim in arg.order])
+    return stored.permute([arg.order.index(dim) for dim in range(len(arg.order))])
 
 
 def zipf_indices(n: int, rows: int, exponent: float) -> Tensor:

@@ -48,12 +48,19 @@ TREE_COUNTS = (15, 40, 100, 250)
 # A page that a process touches first costs a fault and its zeros: `fill_` of new maps of 1 to 100 MiB takes 1 s per 3.4-3.9
 # GB longer than of old ones, and unmapping costs again (2 threads, measured 2026-11-29).
 FRESH_BYTES_PER_S = 3.6e9
+# One more row of a pointwise loop (TensorIterator's outer loop): median of the segments whose cases have rows.
+ROW_S = 3e-9
 # Segments whose name is not their operator's.
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "product": ("mm", "addmm"),
     "add_row": ("add",),
     "mul_row": ("mul",),
     "add__sparse": ("add_.sparse",),
+    "_coalesce_sparse": ("_coalesce.sparse",),
+    "sparse_mask_sparse": ("sparse_mask.sparse",),
+    "square": ("pow",),
+    "max_pool2d_with_indices_last": ("max_pool2d_with_indices",),
+    "max_pool2d_with_indices_backward_last": ("max_pool2d_with_indices_backward",),
     "_embedding_bag_backward_sparse": ("_embedding_bag_backward",),
     "_embedding_bag_backward_dense": ("_embedding_bag_backward",),
     "native_batch_norm_last": ("native_batch_norm",),
@@ -69,6 +76,7 @@ class MeasuredRow:
     """One measured call of a table: its op, as the law reads it, and its time."""
 
     key: str
+    case: str
     op: Op
     call: KernelCall
     state: str
@@ -85,18 +93,23 @@ def read_table(path: Path, device: Device) -> list[MeasuredRow]:
 def _row(row: Mapping[str, str], device: Device) -> MeasuredRow:
     op = op_from_json(row["op"])
     lookups = table_lookups(op, {})
-    # Lookups draw other rows of one table at every call: its state is the law's business, not the case's.
-    far = row["state"] == "cold" and lookups is None
+    far = row["state"] == "cold"
     reach = cold(op) if far else warm(op)
-    digest = int(hashlib.sha256(json.dumps(json.loads(row["case"])["args"]).encode()).hexdigest()[:8], 16)
     return MeasuredRow(
         key=op_key(op),
+        case=row["case"],
         op=op,
         call=cpu_call(op, reach, lookups, float(device.l2_bytes)),
         state=row["state"],
         time_s=float(row["time_s"]),
-        heldout=digest % HELDOUT_PARTS == 0,
+        heldout=is_heldout(row["case"]),
     )
+
+
+def is_heldout(case: str) -> bool:
+    """True for one case in HELDOUT_PARTS, by the hash of its arguments: a case in both states is on one side."""
+    digest = int(hashlib.sha256(json.dumps(json.loads(case)["args"]).encode()).hexdigest()[:8], 16)
+    return digest % HELDOUT_PARTS == 0
 
 
 def bounds_of(rows: Rows, family: str) -> dict[str, Bound]:
@@ -113,6 +126,8 @@ def bounds_of(rows: Rows, family: str) -> dict[str, Bound]:
         "sharp": Bound(start=2.0, low=1.0, high=8.0),
         "row_s": Bound(start=1e-9, low=1e-11, high=1e-6),
     }
+    if max(call.features.get("far_rows", 0.0) for call in rows.calls) > 0:
+        found["far_s"] = Bound(start=2e-8, low=1e-10, high=5e-7)
     if family in PRODUCTS:
         found |= {"grain": Bound(start=1e6, low=1e3, high=1e9), "edge": Bound(start=1.0, low=0.5, high=4.0)}
         found |= {f"half_{name}": Bound(start=4.0, low=0.05, high=400.0) for name in ("m", "n", "k")}
@@ -135,8 +150,12 @@ def fit_family(rows: Sequence[MeasuredRow], family: str, device: Device) -> dict
 def fit_operator(rows: Rows, family: str, device: Device) -> SegmentFit:
     """Law and correction of one operator on the rows that are not held out, scored on those that are."""
     train = rows.where(~rows.heldout)
-    fixed = {"fresh_bytes_per_s": FRESH_BYTES_PER_S}
-    parameters = fit_law(train, device, law, bounds_of(train, family), fixed)
+    fixed, bounds = {"fresh_bytes_per_s": FRESH_BYTES_PER_S}, bounds_of(train, family)
+    if max(call.features["rows"] for call in train.calls) <= 1.0:
+        # Nothing measured tells what a row costs.
+        del bounds["row_s"]
+        fixed["row_s"] = ROW_S
+    parameters = fit_law(train, device, law, bounds, fixed)
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range={}, heldout={}, n_rows=len(train))
     result = law(as_segment("", bare), train.calls, device)
     target = np.clip(np.log(train.measured_s / result.time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
@@ -172,7 +191,10 @@ def best_trees(features: Floats, target: Floats) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyReport:
-    """A family's fit and how it does on the rows that were held out: per operator (rows fitted, errors)."""
+    """A family's fit and how it does on the rows that were held out: per operator (rows fitted, errors).
+
+    `cases` are the texts of the held-out cases, in the order of the times.
+    """
 
     family: str
     fit: Fit
@@ -180,6 +202,7 @@ class FamilyReport:
     measured_s: Floats
     predicted_s: Floats
     by_operator: Mapping[str, tuple[int, Floats]]
+    cases: tuple[str, ...]
 
     @property
     def error(self) -> Floats:
@@ -224,6 +247,7 @@ def fit_table(table: Path, device: Device) -> FamilyReport | None:
         n_rows=sum(fit.n_rows for fit in fits.values()),
         measured_s=np.concatenate(list(measured.values())),
         predicted_s=np.concatenate(list(predicted.values())),
+        cases=tuple(row.case for key in fits for row in held if row.key == key),
         by_operator={key: (fit.n_rows, np.abs(predicted[key] / measured[key] - 1.0)) for key, fit in fits.items()},
     )
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from calibrate import host
+import numpy as np
+
+from calibrate import adaptive, host
 from calibrate.fit_cpu import FamilyReport, fit_table
+from calibrate.fit_cuda import fit_tables
 from calibrate.kernels import Progress, Settings, check_families, device_title, facts, tables
 from calibrate.kernels import measure as measure_kernels
 from calibrate.report import plot_rows, render
@@ -41,13 +46,42 @@ def settings_of(
 
 
 def measure(settings: Settings, progress: Progress) -> bool:
-    """Measures what is missing: kernels, then on a CPU what a step adds to a call. False if the time limit came first."""
+    """Measures what is missing: the first plan, on a CPU what a step adds to a call, then cases where the law fits worst.
+
+    False if the time limit came first.
+    """
+    started = time.monotonic()
     if not measure_kernels(settings, progress):
         return False
     if settings.device.kind == "cpu" and not (settings.out / host.TABLE).exists():
         host.write(settings.out, host.measure(settings.families))
         write_provenance(settings.out / host.TABLE, facts(settings, host.STATISTIC))
-    return True
+    if settings.device.kind == "cpu" and not all(
+        adaptive.path_of(settings.out, family).exists() for family in settings.families
+    ):
+        found = worst(settings)
+        for family in settings.families:
+            adaptive.extend(settings.out, family, found.get(family, {}))
+    left_s = settings.limit_s - (time.monotonic() - started)
+    return measure_kernels(replace(settings, limit_s=left_s), progress)
+
+
+def worst(settings: Settings) -> dict[str, dict[str, float]]:
+    """|log(predicted / measured)| of the held-out cases of each family, by their text, under a fit to what there is."""
+    found: dict[str, dict[str, float]] = {}
+    for report in _reports(settings):
+        errors = np.abs(np.log(report.predicted_s / report.measured_s)).tolist()
+        found[report.family] = dict(zip(report.cases, errors, strict=True))
+    return found
+
+
+def _reports(settings: Settings) -> list[FamilyReport]:
+    """Writes the tables of all rounds so far; fits to them."""
+    paths = [settings.out / f"{family}.csv" for family in tables(settings)]
+    if settings.device.kind == "cuda":
+        return fit_tables(paths, settings.device)
+    reports = (fit_table(path, settings.device) for path in paths)
+    return [report for report in reports if report is not None]
 
 
 def _cuda_name() -> str:
@@ -59,20 +93,10 @@ def _cuda_name() -> str:
 
 
 def fit(settings: Settings, *, plot: Path | None) -> list[FamilyReport]:
-    """Writes the tables of all rounds so far and the fits to them; returns each family's errors.
-
-    A CUDA device gets its tables alone: the GPU laws are fitted by `calibrate.fit_gemm` and its siblings, which do not read
-    these tables yet.
-    """
-    reports: list[FamilyReport] = []
-    measured = tables(settings)
-    if settings.device.kind == "cuda":
-        return reports
-    for family in measured:
-        report = fit_table(settings.out / f"{family}.csv", settings.device)
-        if report is not None:
-            write_fit(settings.out, report.fit)
-            reports.append(report)
+    """Writes the tables of all rounds so far and the fits to them; returns each family's errors on held-out cases."""
+    reports = _reports(settings)
+    for report in reports:
+        write_fit(settings.out, report.fit)
     if plot is not None:
         plot_rows(reports, plot, settings.device.title)
     return reports

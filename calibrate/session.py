@@ -24,7 +24,7 @@ from perfmodel.graph import Op, TensorSpec
 COLUMNS = ("key", "round", "least_s", "quartile_s", "median_s", "n_calls", "failed")
 TABLE_COLUMNS = ("name", "state", "threads", "op", "case", "time_s", "low_s", "high_s", "repeats", "failed")
 # Rounds of one case whose quartiles differ by more than this were disturbed: the row is kept out of fits and counted.
-MAX_SPREAD = 1.35
+MAX_SPREAD = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 State = Literal["warm", "cold", "fresh"]
-# warm: the same tensors again and again. cold: inputs and outputs lie in device memory, last touched long ago.
+# warm: the same tensors again and again. cold: inputs and outputs lie in device memory, last touched long ago. Cases of
+# tables are made cold by traffic between the calls, for a table has one copy only.
 # fresh: warm inputs, and outputs in pages that the process touches for the first time.
 
+GOLDEN = 0.6180339887498949  # fractional parts of its multiples are as even as a sequence can be
 ITEMSIZE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "bool": 1}
 
 
@@ -79,6 +81,14 @@ class Sizes:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self._place = self.random.random()
+
+    def even(self, low: float, high: float) -> int:
+        """As `log`, for a case's only size: successive draws fill the range evenly (steps of the golden section)."""
+        self._place = (self._place + GOLDEN) % 1.0
+        value = math.exp(math.log(low) + self._place * (math.log(high) - math.log(low)))
+        rounded = 8.0 * round(value / 8) if value >= 16 and self.chance(0.5) else value
+        return int(min(max(round(rounded), low), high))
 
     def log(self, low: float, high: float, *, step: int = 1) -> int:
         """A log-uniform whole number, rounded to a multiple of `step`, or to a power of two or 8 now and then."""
@@ -100,3 +110,17 @@ class Sizes:
 
 
 Generator = Callable[[Sizes], Case]
+
+
+def case_from_json(text: str) -> Case:
+    """Reads `Case.to_json`'s text."""
+    body = json.loads(text)
+    return Case(**{**body, "args": tuple(_argument(value) for value in body["args"])})
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, dict) and "fill" in value:
+        return TensorArg(**{**value, "shape": tuple(value["shape"]), "order": tuple(value["order"])})
+    if isinstance(value, dict):
+        return {key: _argument(part) for key, part in value.items()}
+    return [_argument(part) for part in value] if isinstance(value, list) else value

@@ -61,7 +61,7 @@ def addmm(draw: Sizes) -> Case:
 def bmm(draw: Sizes) -> Case:
     """A batched product: scores and contexts of attention heads (one side is a head's size), pairs of features."""
     while True:
-        batch, length, dim = draw.log(2, 1024), draw.log(4, 512), draw.pick([16, 32, 32, 64, 64, 128])
+        batch, length, dim = draw.log(2, 4096), draw.log(4, 512), draw.pick([16, 32, 32, 64, 64, 128])
         kind = draw.pick(["scores", "context", "pairs"])
         if 2 * batch * length * length * dim <= MAX_FLOPS / 2 and 4 * batch * length * (length + 2 * dim) <= MAX_BYTES:
             break

@@ -36,7 +36,8 @@ def embedding(draw: Sizes) -> Case:
     rows, dim, _, batch, zipf = _table(draw)
     indices = TensorArg(shape=(batch,), dtype="int64", fill="index", high=rows, zipf=zipf)
     args = (TensorArg(shape=(rows, draw.pick([dim, 256, 512]) if rows < 50000 else dim)), indices)
-    return Case(family="embedding", op="aten.embedding", args=args, notes={"zipf_exponent": zipf}, state="warm")
+    state = draw.pick(["warm", "cold"])
+    return Case(family="embedding", op="aten.embedding", args=args, notes={"zipf_exponent": zipf}, state=state)
 
 
 def embedding_dense_backward(draw: Sizes) -> Case:
@@ -59,7 +60,8 @@ def embedding_bag_backward(sparse: bool, draw: Sizes) -> Case:
     sizes = TensorArg(shape=(batch,), dtype="int64", fill="zeros")
     args = (TensorArg(shape=(batch, dim)), indices, offsets, offset2bag, sizes, sizes, rows, False, 0, sparse, None)
     notes = {"zipf_exponent": zipf, "pooling_factor": pooling}
-    return Case(family="embedding", op="aten._embedding_bag_backward", args=args, notes=notes, state="warm")
+    state = draw.pick(["warm", "cold"])
+    return Case(family="embedding", op="aten._embedding_bag_backward", args=args, notes=notes, state=state)
 
 
 def sparse_add(draw: Sizes) -> Case:
@@ -75,14 +77,37 @@ def sparse_add(draw: Sizes) -> Case:
         args=(TensorArg(shape=(rows, dim)), gradient),
         kwargs={"alpha": -0.001},
         notes=notes,
-        state="warm",
+        state=draw.pick(["warm", "cold"]),
     )
+
+
+def coalesce(draw: Sizes) -> Case:
+    """Merges the rows of a sparse gradient that name the same row of the table."""
+    rows, dim, pooling, batch, zipf = _table(draw)
+    indices = TensorArg(shape=(batch * pooling,), dtype="int64", fill="index", high=rows, zipf=zipf)
+    gradient = {"sparse": [indices, TensorArg(shape=(batch * pooling, dim))], "shape": [rows, dim]}
+    notes = {"zipf_exponent": zipf, "pooling_factor": pooling}
+    state = draw.pick(["warm", "cold"])
+    return Case(family="embedding", op="aten._coalesce", args=(gradient,), notes=notes, state=state)
+
+
+def sparse_mask(draw: Sizes) -> Case:
+    """Rows of a dense state that a coalesced gradient names: Adagrad's sum of squares."""
+    rows, dim, pooling, batch, _ = _table(draw)
+    named = min(batch * pooling, rows)
+    indices = TensorArg(shape=(named,), dtype="int64", fill="rising", high=rows)
+    gradient = {"sparse": [indices, TensorArg(shape=(named, dim))], "shape": [rows, dim], "coalesced": True}
+    args = (TensorArg(shape=(rows, dim)), gradient)
+    return Case(family="embedding", op="aten.sparse_mask", args=args, state=draw.pick(["warm", "cold"]))
+
+
+_CHANNELS = (16, 24, 32, 48, 64, 64, 96, 128, 128, 256, 256, 384, 512)
 
 
 def _conv_sizes(draw: Sizes) -> tuple[TensorArg, TensorArg, int, int, tuple[int, ...]]:
     while True:
         batch, side = draw.log(1, 64), draw.pick([4, 7, 8, 14, 16, 28, 32, 56, 64, 112])
-        c_in, c_out = draw.pick([3, 16, 32, 64, 128, 256, 512]), draw.pick([16, 32, 64, 128, 256, 512])
+        c_in, c_out = draw.pick([3, *_CHANNELS]), draw.pick([3, *_CHANNELS] if draw.chance(0.1) else _CHANNELS)
         taps, stride = draw.pick([1, 3, 3, 3, 7]), draw.pick([1, 1, 2])
         out = (side + 2 * (taps // 2) - taps) // stride + 1
         if 2e5 < 2 * batch * out * out * c_in * c_out * taps * taps < MAX_CONV_FLOPS:
@@ -94,9 +119,10 @@ def _conv_sizes(draw: Sizes) -> tuple[TensorArg, TensorArg, int, int, tuple[int,
 
 
 def convolution(draw: Sizes) -> Case:
-    """Forward without bias."""
+    """Forward, now and then with a bias."""
     image, weight, stride, padding, _ = _conv_sizes(draw)
-    args = (image, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+    bias = TensorArg(shape=(weight.shape[0],)) if draw.chance(0.3) else None
+    args = (image, weight, bias, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
     return Case(family="conv", op="aten.convolution", args=args, state=draw.pick(["warm", "warm", "cold"]))
 
 
@@ -140,15 +166,17 @@ EMBEDDING: dict[str, tuple[Generator, int]] = {
     "embedding_bag": (embedding_bag, 90),
     "embedding": (embedding, 24),
     "embedding_dense_backward": (embedding_dense_backward, 40),
-    "embedding_bag_sparse_backward": (partial(embedding_bag_backward, True), 50),
+    "embedding_bag_sparse_backward": (partial(embedding_bag_backward, True), 60),
     "embedding_bag_dense_backward": (partial(embedding_bag_backward, False), 24),
-    "sparse_add": (sparse_add, 50),
+    "sparse_add": (sparse_add, 80),
+    "coalesce": (coalesce, 50),
+    "sparse_mask": (sparse_mask, 50),
 }
 CONV: dict[str, tuple[Generator, int]] = {
     "convolution": (convolution, 120),
     "convolution_backward": (convolution_backward, 120),
 }
 ATTENTION: dict[str, tuple[Generator, int]] = {
-    "attention": (attention, 60),
-    "attention_backward": (attention_backward, 60),
+    "attention": (attention, 80),
+    "attention_backward": (attention_backward, 80),
 }

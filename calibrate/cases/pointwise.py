@@ -13,7 +13,7 @@ HEAVY_ELEMS = 3e6  # of ops that take several nanoseconds an element
 
 
 def _size(draw: Sizes, largest: float) -> tuple[int, ...]:
-    n = draw.log(16, largest)
+    n = draw.even(16, largest)
     if n > 4096 and draw.chance(0.5):
         columns = draw.pick([32, 64, 128, 256, 512, 768, 1024])
         return (max(n // columns, 1), columns)
@@ -127,6 +127,7 @@ FORWARD: dict[str, tuple[Generator, int]] = {
     "div": (_plain("aten.div", 2, overload="Tensor", fill="positive"), 20),
     "div_": (scalar_divisor, 16),
     "pow": (_plain("aten.pow", 1, 3.0, overload="Tensor_Scalar"), 24),
+    "square": (_plain("aten.pow", 1, 2, overload="Tensor_Scalar"), 16),
     "tanh": (_plain("aten.tanh", 1), 24),
     "tanh_backward": (_plain("aten.tanh_backward", 2), 24),
     "sigmoid": (_plain("aten.sigmoid", 1), 20),

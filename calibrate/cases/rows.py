@@ -169,19 +169,68 @@ def put_pairs(draw: Sizes) -> Case:
 
 def max_pool(draw: Sizes) -> Case:
     """The stem's 3 x 3 pooling with stride 2."""
-    image = TensorArg(shape=(draw.log(1, 32), draw.pick([16, 32, 64]), *(2 * [2 * draw.log(4, 56)])))
+    half = draw.log(4, 56)
+    image = TensorArg(shape=(draw.log(1, 32), draw.pick([16, 32, 64]), 2 * half, 2 * half), order=_order(draw))
     args = (image, [3, 3], [2, 2], [1, 1])
-    return Case(family="pool", op="aten.max_pool2d_with_indices", args=args, state="warm")
+    state = draw.pick(["warm", "cold"])
+    return Case(family="pool", op="aten.max_pool2d_with_indices", args=args, state=state)
 
 
 def max_pool_backward(draw: Sizes) -> Case:
     """Its gradient."""
     batch, channels, half = draw.log(1, 32), draw.pick([16, 32, 64]), draw.log(4, 56)
     out = (batch, channels, half, half)
-    index = TensorArg(shape=out, dtype="int64", fill="index", high=4 * half * half)
-    image = TensorArg(shape=(batch, channels, 2 * half, 2 * half))
-    args = (TensorArg(shape=out), image, [3, 3], [2, 2], [1, 1], [1, 1], False, index)
-    return Case(family="pool", op="aten.max_pool2d_with_indices_backward", args=args, state="warm")
+    order = _order(draw)
+    index = TensorArg(shape=out, dtype="int64", fill="index", high=4 * half * half, order=order)
+    image = TensorArg(shape=(batch, channels, 2 * half, 2 * half), order=order)
+    args = (TensorArg(shape=out, order=order), image, [3, 3], [2, 2], [1, 1], [1, 1], False, index)
+    state = draw.pick(["warm", "cold"])
+    return Case(family="pool", op="aten.max_pool2d_with_indices_backward", args=args, state=state)
+
+
+def _order(draw: Sizes) -> tuple[int, ...]:
+    return (0, 2, 3, 1) if draw.chance(0.25) else ()
+
+
+def upsample(draw: Sizes) -> Case:
+    """Each pixel becomes a square of four."""
+    image = _image(draw, 1e6)
+    side = 2 * image.shape[2]
+    args = (TensorArg(shape=image.shape), [side, side], 2.0, 2.0)
+    return Case(family="pool", op="aten.upsample_nearest2d", args=args, state=draw.pick(["warm", "cold"]))
+
+
+def upsample_backward(draw: Sizes) -> Case:
+    """The sums of those squares."""
+    image = _image(draw, 1e6)
+    batch, channels, side, _ = image.shape
+    grad = TensorArg(shape=(batch, channels, 2 * side, 2 * side))
+    args = (grad, [2 * side, 2 * side], list(image.shape), 2.0, 2.0)
+    state = draw.pick(["warm", "cold"])
+    return Case(family="pool", op="aten.upsample_nearest2d_backward", args=args, state=state)
+
+
+def _grouped(draw: Sizes) -> tuple[TensorArg, int, tuple[int, int, int]]:
+    image = TensorArg(shape=_image(draw).shape)
+    batch, channels, side, _ = image.shape
+    return image, draw.pick([2, 4, 8, 16]), (batch, channels, side * side)
+
+
+def group_norm(draw: Sizes) -> Case:
+    """Forward over groups of channels."""
+    image, groups, sizes = _grouped(draw)
+    vector = TensorArg(shape=(image.shape[1],))
+    args = (image, vector, vector, *sizes, groups, 1e-5)
+    return Case(family="norm", op="aten.native_group_norm", args=args, state=draw.pick(["warm", "cold"]))
+
+
+def group_norm_backward(draw: Sizes) -> Case:
+    """All three gradients."""
+    image, groups, sizes = _grouped(draw)
+    stat = TensorArg(shape=(sizes[0], groups), fill="positive")
+    vector = TensorArg(shape=(sizes[1],))
+    args = (image, image, stat, stat, vector, *sizes, groups, [True, True, True])
+    return Case(family="norm", op="aten.native_group_norm_backward", args=args, state=draw.pick(["warm", "cold"]))
 
 
 REDUCTION: dict[str, tuple[Generator, int]] = {
@@ -197,6 +246,8 @@ NORM: dict[str, tuple[Generator, int]] = {
     "layer_norm_backward": (layer_norm_backward, 44),
     "batch_norm": (batch_norm, 60),
     "batch_norm_backward": (batch_norm_backward, 60),
+    "group_norm": (group_norm, 30),
+    "group_norm_backward": (group_norm_backward, 30),
 }
 SOFTMAX: dict[str, tuple[Generator, int]] = {
     "softmax": (partial(softmax, "aten._softmax"), 26),
@@ -208,4 +259,9 @@ SOFTMAX: dict[str, tuple[Generator, int]] = {
 LOSS: dict[str, tuple[Generator, int]] = {"nll": (nll, 16), "nll_backward": (nll_backward, 20)}
 COPY: dict[str, tuple[Generator, int]] = {"clone": (clone, 70), "copy_": (copy_, 16), "cat": (cat, 50)}
 INDEX: dict[str, tuple[Generator, int]] = {"pick_pairs": (pick_pairs, 24), "put_pairs": (put_pairs, 24)}
-POOL: dict[str, tuple[Generator, int]] = {"max_pool": (max_pool, 16), "max_pool_backward": (max_pool_backward, 16)}
+POOL: dict[str, tuple[Generator, int]] = {
+    "max_pool": (max_pool, 60),
+    "max_pool_backward": (max_pool_backward, 60),
+    "upsample": (upsample, 30),
+    "upsample_backward": (upsample_backward, 30),
+}

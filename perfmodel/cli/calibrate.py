@@ -77,9 +77,6 @@ def kernels(device_name: str, *, families: str, minutes: float, out: Path | None
     if not options["fit_only"] and not _measure(session, settings):
         click.echo("time is up before every case was measured: start again to go on", err=True)
     rows = session.fit(settings, plot=options["plot"])
-    if settings.device.kind == "cuda":
-        click.echo(f"measured tables are in {settings.out}; fits of GPU laws to them are not written yet", err=True)
-        return
     click.echo(session.render(rows))
 
 

@@ -5,7 +5,7 @@ from perfmodel.db.check import DbReport, check_db
 from perfmodel.db.device import Device, Fit, HostCosts
 from perfmodel.db.fits import read_fit, write_fit
 from perfmodel.db.inherit import inherit_fits
-from perfmodel.db.loading import db_root, list_devices, load_device, resolve_device
+from perfmodel.db.loading import db_root, list_devices, load_device, load_shared, resolve_device
 
 __all__ = [
     "DbReport",
@@ -18,6 +18,7 @@ __all__ = [
     "inherit_fits",
     "list_devices",
     "load_device",
+    "load_shared",
     "read_fit",
     "resolve_device",
     "write_fit",

@@ -12,13 +12,14 @@ from pathlib import Path
 from perfmodel.config.device import DeviceSpec
 from perfmodel.config.loading import validate
 from perfmodel.config.reading import read_mapping
-from perfmodel.db.device import Device, Fit, HostCosts
+from perfmodel.db.device import Device, Fit, HostCosts, shared
 from perfmodel.db.fits import list_fits, read_fit
 from perfmodel.db.inherit import inherit_fits
 from perfmodel.errors import ConfigError, MissingCalibrationError, suggest
 
 ENVIRONMENT_KEY = "PERFMODEL_DB"
 DEVICE_FILE = "device.yaml"
+ONE_THREAD = "_1t"  # behind the name of a CPU: the same machine, calibrated with one thread
 _VENDOR_WORDS = ("nvidia_", "tesla_", "geforce_", "amd_")
 
 
@@ -84,6 +85,26 @@ def load_device(name: str, root: str | Path | None = None) -> Device:
     folder = db_root(root)
     stamp = _stamp(folder)
     return _complete(folder, stamp, _resolve(name, _names(folder, stamp)))
+
+
+def load_shared(name: str, root: str | Path | None, n_processes: int) -> Device:
+    """The device as each of `n_processes` busy processes on it sees it.
+
+    A process of a CPU that has one core or less runs one thread: its prices are those of `<name>_1t`, where that was
+    calibrated, with its part of the last-level cache.
+    """
+    device = load_device(name, root)
+    part = shared(device, n_processes)
+    alone = f"{device.name}{ONE_THREAD}"
+    if device.kind != "cpu" or not 1 < device.n_sms <= n_processes or alone not in list_devices(root):
+        return part
+    return replace(
+        part,
+        fits=load_device(alone, root).fits,
+        n_sms=1,
+        n_processes=-(-n_processes // device.n_sms),
+        l2_bytes=part.l2_bytes // n_processes,
+    )
 
 
 def load_own(device_dir: Path) -> Device:

@@ -9,6 +9,7 @@ Features:
 - `shared_bytes`, `memory_bytes`, `fresh_bytes`: bytes that come from the last-level cache, from memory, and in new pages
   (see `cpu_memory`).
 - `in_bytes`, `out_bytes`, `n_tensors`, `strided` (an input's innermost dimension is not the output's), `broadcast`.
+- `far_rows`: rows of a table that come from memory.
 - `kind`, `taps`, `stride`: of convolutions; `causal`, `head_dim`: of attention; `lookups`, `pooling`: of embeddings.
 """
 
@@ -47,7 +48,9 @@ _BAG_BACKWARD = frozenset({"_embedding_bag_backward"})
 _SAME_LOOP: Mapping[str, str] = {
     "mm": "product", "addmm": "product", "baddbmm": "bmm", "_index_put_impl_": "index_put", "index_put_": "index_put",
     "_embedding_bag_forward_only": "_embedding_bag", "zeros": "new_zeros", "native_batch_norm_legit": "native_batch_norm",
+    "sqrt_": "sqrt", "sub_": "add_", "copy": "copy_",
 }  # fmt: skip
+_SQUARE = 2  # `pow` multiplies once
 _IMAGES = frozenset({
     "native_batch_norm", "native_batch_norm_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "convolution", "convolution_backward",
@@ -75,6 +78,8 @@ def op_key(op: Op) -> str:
         return f"{name}_sparse"
     if name in _BAG_BACKWARD:
         return f"{name}_sparse" if op.attrs.get("sparse") else f"{name}_dense"
+    if name == "pow" and op.attrs.get("exponent") == _SQUARE:
+        return "square"
     if name in _SAME_LOOP:
         return _SAME_LOOP[name]
     largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
@@ -104,7 +109,7 @@ def table_lookups(op: Op, known: Mapping[int, Access]) -> Lookups | None:
     """The lookups of an op that reads or updates rows of a table (its first input); None for every other op."""
     if op.name in TABLE_OPS:
         n_lookups = float(op.inputs[1].n_elems)
-    elif op_key(op) == "add__sparse":
+    elif op_key(op) in ("add__sparse", "sparse_mask_sparse"):
         n_lookups = float(op.inputs[1].shape[-1])
     else:
         return None
@@ -238,7 +243,10 @@ def _table(lookups: Lookups, reach: Reach, sizes: Mapping[str, float]) -> dict[s
     total = lookups.n_lookups * line
     other = reach.gap_bytes if math.isfinite(reach.gap_bytes) else sizes["shared"]
     kept_rows = max(sizes["shared"] - other, 0.0) / line
-    missing = lookups.misses(kept_rows, math.inf) if kept_rows >= 1 else lookups.unique
+    if reach.same_rows:
+        missing = max(lookups.unique - kept_rows, 0.0)
+    else:
+        missing = lookups.misses(kept_rows, math.inf) if kept_rows >= 1 else lookups.unique
     distinct = lookups.unique * line
     again = max(total - distinct, 0.0)
     lost_again = again * (1.0 - min(sizes["shared"] / max(distinct, 1.0), 1.0))
@@ -254,6 +262,7 @@ def _table(lookups: Lookups, reach: Reach, sizes: Mapping[str, float]) -> dict[s
         "columns": lookups.row_bytes / 4.0,
         "rows": lookups.n_lookups,
         "memory_bytes": from_memory + memory,
+        "far_rows": from_memory / line,
         "shared_bytes": max(total - from_memory - from_private, 0.0) + shared,
         "in_bytes": total,
     }

@@ -2,11 +2,12 @@
 
     share    = 1 / (1 + (grain / work)^edge)            an operator splits its work over cores from some size on
     compute  = (work / (work_per_s eff) + rows row_s) / (1 + (cores - 1) share),   eff = prod x / (x + half_x), x = m, n, k
-    memory   = shared bytes / shared_bytes_per_s + memory bytes / memory_bytes_per_s
+    memory   = shared bytes / shared_bytes_per_s + memory bytes / memory_bytes_per_s + far rows far_s
     time     = fixed + fork share + packed bytes / pack_bytes_per_s + (compute^p + memory^p)^(1/p)
                + fresh bytes / fresh_bytes_per_s
 
-`eff` and packing (a library copies both operands into its own order) are of products.
+Far rows are rows of a table that no cache holds: each costs a page walk and a wait. `eff` and packing (a library copies
+both operands into its own order) are of products.
 
 A call behind FORGOTTEN_OPS others costs `in_step_s` more (see `calibrate/host.py`), behind fewer proportionally less.
 Which bytes come from where is told by `cpu_memory`; the features by `cpu_features`. Every operator that was measured is a
@@ -45,11 +46,11 @@ STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": 
 COLUMNS = (
     "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
     "n_tensors", "strided", "broadcast", "shared_bytes", "memory_bytes", "fresh_bytes", "kind", "taps", "stride", "causal",
-    "lookups", "pooling", "bias", "side",
+    "lookups", "pooling", "bias", "side", "far_rows",
 )  # fmt: skip
 _LOGGED = frozenset({
     "work", "m", "n", "k", "batch", "columns", "rows", "in_bytes", "out_bytes", "out_elems", "lookups", "pooling", "taps",
-    "side",
+    "side", "far_rows",
 })  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def evaluate(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) ->
     compute = alone / (1.0 + (device.n_sms - 1) * share)
     packed = f["in_bytes"] / p["pack_bytes_per_s"] if "pack_bytes_per_s" in p else 0.0
     memory = f["shared_bytes"] / p["shared_bytes_per_s"] + f["memory_bytes"] / p["memory_bytes_per_s"]
+    memory = memory + f["far_rows"] * p.get("far_s", 0.0)
     sharp = p["sharp"]
     largest = np.maximum(np.maximum(compute, memory), 1e-12)
     body = largest * ((compute / largest) ** sharp + (memory / largest) ** sharp) ** (1.0 / sharp)
