@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With --live: processes joined by gloo."
 )
+@click.option("--plans", is_flag=True, help="With --live: parallel plans of transformers on 2 and 4 processes.")
 @click.option("--cases", default="*", show_default=True, help="Only cases whose name matches (* and ? are wildcards).")
 @click.option("--attribute", is_flag=True, help="With --live: rank operators by their share of each case's error.")
 @click.option(
@@ -53,8 +54,10 @@ def validate(
 
     if (suite is None) != bool(options["live"]):
         raise ConfigError("validate: needs a SUITE or --live, one of them")
+    if options["plans"] and not options["live"]:
+        raise ConfigError("--plans: goes with --live")
     if suite is None:
-        name, results = _live(options, db)
+        name, results = _live_plans(options, db) if options["plans"] else _live(options, db)
     else:
         name, results = _suite(suite, str(options["cases"]), db)
     if not results:
@@ -114,6 +117,28 @@ def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[Cas
     if options["attribute"]:
         _attribute(cases, settings, db)
     return f"live {options['device']}, {n_ranks} ranks of {settings.n_threads} threads", results
+
+
+def _live_plans(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
+    """Trains and predicts transformers under parallel plans, on 2 processes, then on 4."""
+    from perfmodel.api import predict
+    from perfmodel.validate.live import live_settings, live_topology, run_live
+    from perfmodel.validate.live_plans import RANKS, measure_plan, plan_cases
+
+    if options["attribute"] or options["ranks"] != 1:
+        raise ConfigError("--plans: goes without --attribute and --ranks; its cases run on 2 and 4 processes")
+    n_cores = _calibrated(str(options["device"]), db)
+    results: list[CaseResult] = []
+    for n_ranks in RANKS:
+        topology = live_topology(n_ranks)
+        results += run_live(
+            [case for case in plan_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))],
+            live_settings(n_cores, n_ranks),
+            lambda case, on=topology: predict(case.model, on, case.plan, bounds=False, db=db),  # type: ignore[misc]
+            lambda words, n=n_ranks: click.echo(f"{n} ranks: {words}", err=True),  # type: ignore[misc]
+            measure_plan,
+        )
+    return f"live {options['device']}, parallel plans", results
 
 
 def _attribute(cases: Sequence[LiveCase], settings: LiveSettings, db: str | None) -> None:

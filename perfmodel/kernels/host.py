@@ -31,6 +31,11 @@ PER_TENSOR_WEIGHT = 0.06
 # An optimizer's plain ops run in a Python loop without modules or autograd: 11-13 us of addcmul_ and sqrt against 20-28
 # us of add and relu in forward (V100 DLRM trace); 1.4 against 3.9 us beyond the call itself on a CPU (see its device.yaml).
 OPTIMIZER_WEIGHT = 0.5
+# Operators on DTensors (FSDP2's parameters and optimizer states), beyond what they cost on plain tensors: medians of 6
+# pointwise operators of AdamW and of _foreach_mul_ on 40 tensors, a 2-core CPU, torch 2.13, 2026-11-29: 12 us, a plain op
+# being 3.5 us; 1.6 us a tensor of a list.
+DTENSOR_WEIGHT = 3.5
+DTENSOR_PER_TENSOR_WEIGHT = 0.45
 
 _ALIASES = ("aten.detach", "aten.alias", "aten.lift_fresh", "aten._reshape_alias", "aten._version", "aten.is_same_size")
 
@@ -140,9 +145,19 @@ def dispatch_s(op: Op, device: Device) -> float:
 
 def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:
     """Host seconds to dispatch `op` and launch its `n_kernels` kernels on `device`."""
+    distributed_s = _dtensor_weight(op) * device.host.op_dispatch_s
     if device.kind == "cpu" and n_kernels:
-        return dispatch_s(op, device)
-    return dispatch_s(op, device) * weight(op) + n_kernels * device.host.launch_s
+        return dispatch_s(op, device) + distributed_s
+    return dispatch_s(op, device) * weight(op) + distributed_s + n_kernels * device.host.launch_s
+
+
+def _dtensor_weight(op: Op) -> float:
+    """Plain ops that the dispatch of an op on DTensors is worth more; 0 on plain tensors."""
+    if not op.attrs.get("dtensor"):
+        return 0.0
+    if op.name.startswith(("aten._foreach_", "aten._fused_")):
+        return DTENSOR_WEIGHT + DTENSOR_PER_TENSOR_WEIGHT * len(op.inputs)
+    return DTENSOR_WEIGHT
 
 
 def host_costs_s(ops: Sequence[Op], n_kernels: Sequence[int], device: Device) -> list[float]:

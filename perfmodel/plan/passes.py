@@ -18,6 +18,7 @@ from perfmodel.plan.sharded_states import (
     forward_gathers,
     gradient_scatters,
     wait_for_gradients,
+    waited_for,
 )
 from perfmodel.plan.spread import Chunk, units_in
 from perfmodel.plan.weight_gradients import weight_ops
@@ -90,7 +91,9 @@ class Passes:
         if self._shard != "parameters":
             return segment(ops, self.groups)
         units = units_in(chunk, self.plan.fsdp.wrap)
-        return segment(ops, self.groups, before=forward_gathers(units, self.groups, self.plan.fsdp))
+        before = forward_gathers(units, self.groups, self.plan.fsdp)
+        blocking = chunk.graph.target == "cpu"
+        return segment(ops, self.groups, before=waited_for(before) if blocking else before)
 
     def _sharded_backward(
         self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]], what: Pass
@@ -98,11 +101,14 @@ class Passes:
         """Backward with parameters gathered unit by unit; pipelines scatter the sums of all micro-batches' gradients."""
         units = units_in(chunk, self.plan.fsdp.wrap)
         before, after = backward_gathers(units, self.groups, self.plan.fsdp)
+        blocking = chunk.graph.target == "cpu"
         present = {op.id for op in ops}
         _join(inserted, after, present)
         scatters = self._scatters_always or what.last
         if scatters:
             _join(inserted, gradient_scatters(units, self.groups, self.plan.fsdp), present)
+        if blocking:
+            before, inserted = waited_for(before), waited_for(inserted)
         run = segment(ops, self.groups, inserted, before)
         return Segment(link_events((*run, wait_for_gradients(units)))) if scatters else run
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from perfmodel.config.plan import Fsdp
 from perfmodel.errors import InfeasiblePlanError
@@ -254,12 +255,36 @@ def _flat_op(name: str, unit: Unit, part: int, phase: str) -> Op:
     return Op(id=-1, name=name, inputs=inputs, input_names=names, outputs=(target,), phase=phase)  # type: ignore[arg-type]
 
 
-def shard_optimizer(ops: Iterable[Op], n_ranks: int) -> list[Op]:
-    """The optimizer on a rank's shard: of every tensor a part of its first dimension."""
+def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False) -> list[Op]:
+    """The optimizer on a rank's shard: a part of every tensor's first dimension; `dtensor`: these are DTensors."""
 
     def part(spec: TensorSpec) -> TensorSpec:
         if spec.n_elems == 1:
             return spec
         return local_spec(spec, Shard(dim=0, full=spec.shape[0], local=-(-spec.shape[0] // n_ranks)))
 
-    return [replace(op, inputs=tuple(map(part, op.inputs)), outputs=tuple(map(part, op.outputs))) for op in ops]
+    def attrs(op: Op) -> dict[str, Any]:
+        return {**op.attrs, "dtensor": True} if dtensor and any(s.n_elems > 1 for s in op.inputs) else dict(op.attrs)
+
+    return [
+        replace(op, inputs=tuple(map(part, op.inputs)), outputs=tuple(map(part, op.outputs)), attrs=attrs(op))
+        for op in ops
+    ]
+
+
+def waited_for(events: Inserted) -> Inserted:
+    """With the compute stream waiting for every collective where it is issued, as FSDP2 does on a CPU.
+
+    There gathers and reductions are called without `async_op`: nothing runs beside them, and none is asked for early.
+    """
+    return {at: [event for one in found for event in _waited_for(one)] for at, found in events.items()}
+
+
+def _waited_for(event: Event) -> list[Event]:
+    if event.collective is None:
+        return [event]
+    (storage,) = event.writes
+    spec = TensorSpec(id=storage, shape=(1,), dtype="float32", strides=(1,), storage=storage)
+    op = Op(id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), phase=event.phase)
+    touched = frozenset({storage})
+    return [op_event(op, touched, touched), event, op_event(op, touched, touched)]

@@ -165,11 +165,13 @@ class StageWriter:
     def _optimizer(self, chunk: Chunk) -> Segment:
         n_ranks = 1 if self.plan.data_parallel.shard == "nothing" else self.spread.n_shards
 
+        dtensor = self.plan.data_parallel.shard == "parameters" and self.plan.fsdp.version == 2
+
         def make() -> Segment:
             ops = ops_of(chunk.graph, "optimizer")
-            return segment(ops if n_ranks == 1 else shard_optimizer(ops, n_ranks), self.groups)
+            return segment(ops if n_ranks == 1 else shard_optimizer(ops, n_ranks, dtensor=dtensor), self.groups)
 
-        return chunk.facts.derived(("optimizer", n_ranks), make)
+        return chunk.facts.derived(("optimizer", n_ranks, dtensor), make)
 
 
 def _names(stage: Stage) -> set[str]:

@@ -31,12 +31,12 @@ def run_rank(
         built = real_model(model)
         step = sharded_step(built, owners, rank) if owners else ddp_step(built)
         distributed.barrier()
-        return timed(step, budget_s, _agreed)
+        return timed(step, budget_s, agreed)
     finally:
         distributed.destroy_process_group()
 
 
-def _agreed(n_steps: int) -> int:
+def agreed(n_steps: int) -> int:
     """The fewest steps any rank asks for."""
     import torch
     from torch import distributed

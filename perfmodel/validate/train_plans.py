@@ -1,0 +1,219 @@
+"""Real training steps of a transformer spread over gloo ranks as a plan says: FSDP2, tensor parallel, pipeline stages.
+
+What runs is torch's own: `fully_shard` of each block and of the rest, `torch.distributed.pipelining` between two or more
+stages; tensor parallelism is Megatron-LM's pair of column- and row-parallel linears (arXiv:1909.08053, figure 3) with its two
+conjugate functions, written out here in a dozen lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.config import PlanSpec, load_plan
+from perfmodel.models.built import BuiltModel
+from perfmodel.validate.train import plain_step, real_model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Step = Callable[[], None]
+
+
+def planned_step(model: Mapping[str, Any], plan: PlanSpec | str, rank: int, n_ranks: int) -> Step:
+    """The training step of one rank of a model under a plan; the process group is there already.
+
+    Raises ValueError for a plan that this harness has no real counterpart of.
+    """
+    spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
+    if spec.size("pp") == n_ranks and spec.size("pp") > 1:
+        return pipeline_step(model, spec, rank)
+    if spec.size("tp") == n_ranks and n_ranks > 1 and not spec.tensor_parallel.vocabulary_parallel:
+        return plain_step(split_linears(real_model(model), spec, n_ranks))
+    if spec.mesh:
+        raise ValueError(
+            f"plan {spec.name}: one mesh dimension has all ranks in a live case, and the vocabulary is whole"
+        )
+    if spec.data_parallel.shard == "parameters":
+        return plain_step(fully_sharded(real_model(model), spec))
+    if spec.data_parallel.shard == "nothing":
+        return plain_step(replicated(real_model(model), spec))
+    raise ValueError(f"plan {spec.name}: ZeRO 1 and 2 have no live counterpart")
+
+
+def replicated(built: BuiltModel, plan: PlanSpec) -> BuiltModel:
+    """Under DistributedDataParallel with the plan's buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from perfmodel.units import MEBI
+
+    ddp = plan.data_parallel
+    module = DistributedDataParallel(
+        built.module,
+        bucket_cap_mb=ddp.bucket_cap / MEBI,
+        gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+        static_graph=ddp.static_graph,
+    )
+    return replace(built, module=module)
+
+
+def fully_sharded(built: BuiltModel, plan: PlanSpec) -> BuiltModel:
+    """Every block and the rest under `fully_shard` on a mesh of all ranks."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    again = plan.fsdp.reshard_after_forward
+    for block in blocks_of(built.module):
+        fully_shard(block, mesh=mesh, reshard_after_forward=again)
+    fully_shard(built.module, mesh=mesh, reshard_after_forward=again)
+    return built
+
+
+def blocks_of(module: nn.Module) -> Sequence[nn.Module]:
+    """The longest list of modules: the model's blocks."""
+    from torch import nn
+
+    longest: Any = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
+    return list(longest)
+
+
+# Tensor parallelism.
+
+
+def split_linears(built: BuiltModel, plan: PlanSpec, n_ranks: int) -> BuiltModel:
+    """Column- and row-parallel linears in place of those the plan names; attention and feed-forward copy their input."""
+    tensor = plan.tensor_parallel
+    parents = set()
+    for path, linear in list(built.module.named_modules()):
+        kind = _kind(path, tensor.column, tensor.row)
+        if kind is None or not hasattr(linear, "weight"):
+            continue
+        _narrow(linear, 0 if kind == "column" else 1, n_ranks)
+        if kind == "column":
+            parents.add(path.rpartition(".")[0])
+        else:
+            linear.register_forward_hook(lambda _module, _args, output: _functions()[1](output))
+    for path in parents:
+        built.module.get_submodule(path).register_forward_pre_hook(
+            lambda _module, args: (_functions()[0](args[0]), *args[1:])
+        )
+    return built
+
+
+def _kind(path: str, column: Sequence[str], row: Sequence[str]) -> str | None:
+    for kind, patterns in (("column", column), ("row", row)):
+        if any(fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}") for pattern in patterns):
+            return kind
+    return None
+
+
+def _narrow(linear: Any, dim: int, n_ranks: int) -> None:
+    """Keeps one part of the weight (outputs, inputs) along a dimension; biases are refused, they need an order."""
+    from torch import nn
+
+    if getattr(linear, "bias", None) is not None:
+        raise ValueError("tensor-parallel live cases have linears without biases")
+    part = linear.weight.detach().chunk(n_ranks, dim)[0].clone()
+    linear.weight = nn.Parameter(part)
+    linear.out_features, linear.in_features = part.shape
+
+
+def _functions() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Megatron-LM's f (identity, all-reduces the gradient) and g (all-reduces, identity in backward)."""
+    import torch
+    from torch import distributed
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_context: Any, gradient: Tensor) -> Tensor:
+            gradient = gradient.contiguous()
+            distributed.all_reduce(gradient)
+            return gradient
+
+    class Reduce(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: Tensor) -> Tensor:
+            distributed.all_reduce(x)
+            return x
+
+        @staticmethod
+        def backward(_context: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    return Copy.apply, Reduce.apply
+
+
+# Pipelines.
+
+
+def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int) -> Step:
+    """This rank's stage under torch's 1F1B or GPipe schedule: its blocks, the embedding first, norm, head and loss last."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    from perfmodel.models.training import make_optimizers
+
+    built = real_model(model)
+    n_stages = plan.size("pp")
+    part = _Stage(built.module, rank, n_stages)
+    stage = PipelineStage(part, rank, n_stages, torch.device("cpu"))
+    kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[plan.pipeline.schedule]
+    (targets,) = built.targets
+    schedule = kind(stage, plan.micro_batches, loss_fn=_token_loss, scale_grads=False)
+    optimizers = make_optimizers(replace(built, module=part))
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if rank == 0:
+            schedule.step(*built.args, **built.kwargs)
+        elif rank == n_stages - 1:
+            schedule.step(target=targets)
+        else:
+            schedule.step()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
+def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    from perfmodel.models.blocks import next_token_loss
+
+    return next_token_loss(targets, logits)
+
+
+def _Stage(whole: nn.Module, rank: int, n_stages: int) -> nn.Module:  # noqa: N802 -- makes a module; torch may not be imported at the top
+    """A stage of a llama: an even run of its blocks."""
+    from torch import nn
+
+    body: Any = whole.model
+    layers = list(body.layers)
+    share = [i * len(layers) // n_stages for i in range(n_stages + 1)]
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers[share[rank] : share[rank + 1]])
+            self.embed = body.embed_tokens if rank == 0 else None
+            self.norm = body.norm if rank == n_stages - 1 else None
+            self.head = whole.lm_head if rank == n_stages - 1 else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = x if self.embed is None else self.embed(x)
+            cosine, sine = body.rotary_emb(hidden)
+            for layer in self.layers:
+                hidden = layer(hidden, None, cosine, sine)
+            if rank == n_stages - 1:
+                hidden = whole.lm_head(body.norm(hidden))  # type: ignore[operator]  # a module
+            return hidden
+
+    return Stage()
