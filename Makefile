@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+INTEROP ?= .venv-interop
 
 .PHONY: predict test check fmt bench accuracy schemas docs clean
 
@@ -36,6 +37,22 @@ docs: $(VENV)/.docs
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+interop: $(INTEROP)/.ready
+	PYTHONPATH=. $(INTEROP)/bin/python -m pytest -q -p no:cacheprovider tests/interop
+
+interop-bench: $(INTEROP)/.ready
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(INTEROP)/bin/python bench/torchrec_search.py
+
+# TorchRec names the CUDA build of FBGEMM as its dependency, so its own dependencies are listed here.
+$(INTEROP)/.ready: Makefile constraints.txt
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 numpy pyyaml pydantic click rich \
+		networkx scipy scikit-learn numba joblib pytest hypothesis
+	$(INTEROP)/bin/python -m pip install --quiet fbgemm-gpu-cpu==1.8.0
+	$(INTEROP)/bin/python -m pip install --quiet --no-deps torchrec==1.8.0
+	$(INTEROP)/bin/python -m pip install --quiet --constraint constraints.txt tensordict torchmetrics==1.0.3 tqdm pyre-extensions iopath
 	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt
