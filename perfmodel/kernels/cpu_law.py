@@ -42,6 +42,9 @@ LAW = "cpu/1"
 # Calls after which an operator's code has left the caches. `relu` behind 0, 4, 8, 12, 16 and 24 other small operators takes
 # 2.2, 2.4, 2.9, 3.4, 3.6 and 3.9 us, `mm` 4.3, 5.0, 5.5, 7.6, 7.9 and 9.3 us (torch 2.13, measured 2026-11-29).
 FORGOTTEN_OPS = 24
+PAGE_BYTES = 4096
+FAULT_S = 2.86e-6  # of one page in one process; see crowded_faults_s
+FAULTS_TOGETHER = 1.17  # a fault beside n - 1 other processes' takes this times n as long
 STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": "zeros_like", "random": "bernoulli_"}
 COLUMNS = (
     "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
@@ -65,7 +68,17 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     found = evaluate(segment.parameters, columns, device)
     if device.n_processes == 1:
         return found
-    return replace(found, time_s=found.time_s * slowdown(segment.parameters, columns, device))
+    shared_s = found.time_s * slowdown(segment.parameters, columns, device)
+    return replace(found, time_s=shared_s + crowded_faults_s(columns["fresh_bytes"], device.n_processes))
+
+
+def crowded_faults_s(fresh_bytes: Floats, n_processes: int) -> Floats:
+    """Seconds that faults on new pages take longer while other processes fault as well: the host serves one at a time.
+
+    Measured 2026-11-29 on the project's 2-core virtual machine, new mappings touched page by page: 2.86 us a page in one
+    process, 6.7 in each of two at once, 13.5 in each of four. Elsewhere pages may cost less and be served side by side.
+    """
+    return fresh_bytes / PAGE_BYTES * FAULT_S * (FAULTS_TOGETHER * n_processes - 1.0)
 
 
 def slowdown(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> Floats:
