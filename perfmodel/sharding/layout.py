@@ -1,0 +1,159 @@
+"""A search problem as flat arrays, for compiled loops.
+
+Table t has options option_ptr[t] to option_ptr[t + 1]. Option o has n_pieces[o] pieces; piece p of it lies on one of the groups
+group_first[o] + (0 .. n_groups[o] - 1), whose ranks are ranks[group_ptr[g]:group_ptr[g + 1]]. The member at place j of the group
+then bears cost[cost_ptr[o] + p * size[o] + j, k] of component k and memory[...] bytes. The objective is the sum over components
+of the largest rank's load, `shared[o]` for each option chosen, and a penalty for memory beyond `capacity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.plan.shards import TableShard
+from perfmodel.sharding.cost import ShardCost
+from perfmodel.sharding.options import Option, options_of
+from perfmodel.sharding.plan import Placements
+from perfmodel.sharding.problem import Problem
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Arrays(NamedTuple):
+    """See the module."""
+
+    option_ptr: Ints
+    n_pieces: Ints
+    size: Ints
+    cost_ptr: Ints
+    cost: Floats
+    memory: Floats
+    shared: Floats
+    group_first: Ints
+    n_groups: Ints
+    group_ptr: Ints
+    ranks: Ints
+    capacity: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """A problem's options and arrays. Tables that stay together are one entry of `tables` (their names)."""
+
+    tables: tuple[tuple[str, ...], ...]
+    options: tuple[tuple[Option, ...], ...]
+    twins: Mapping[tuple[str, int], tuple[Option, ...]]
+    arrays: Arrays
+    max_pieces: int
+
+    def placements(self, option: Ints, piece: Ints) -> Placements:
+        """Placements by table of a state: the option of each entry (within it), the group of each of its pieces."""
+        found = {}
+        for number, names in enumerate(self.tables):
+            chosen = self.options[number][int(option[number])]
+            groups = piece[number, : len(chosen.widths)].tolist()
+            for name, twin in zip(names, (chosen, *self.twins.get((names[0], int(option[number])), ())), strict=True):
+                found[name] = twin.placement(groups)
+        return found
+
+
+def lay_out(problem: Problem, costs: ShardCost) -> Layout:
+    """The arrays of a problem under a cost. Raises InfeasiblePlanError for constraints that allow nothing."""
+    entries = _entries(problem)
+    options: list[tuple[Option, ...]] = []
+    twins: dict[tuple[str, int], tuple[Option, ...]] = {}
+    for names in entries:
+        own = options_of(problem, names[0])
+        options.append(own)
+        if len(names) > 1:
+            twins[names[0], 0] = tuple(options_of(problem, name)[0] for name in names[1:])
+    flat = [
+        (option, twins.get((names[0], i), ()))
+        for names, own in zip(entries, options, strict=True)
+        for i, option in enumerate(own)
+    ]
+    return Layout(
+        tables=entries,
+        options=tuple(options),
+        twins=twins,
+        arrays=_arrays(problem, costs, options, flat),
+        max_pieces=max(len(option.widths) for option, _ in flat),
+    )
+
+
+def _entries(problem: Problem) -> tuple[tuple[str, ...], ...]:
+    together: dict[str, list[str]] = {}
+    for name in problem.tables:
+        together.setdefault(problem.constraint(name).together or f"\0{name}", []).append(name)
+    return tuple(tuple(names) for names in together.values())
+
+
+def _arrays(
+    problem: Problem,
+    costs: ShardCost,
+    options: Sequence[Sequence[Option]],
+    flat: Sequence[tuple[Option, Sequence[Option]]],
+) -> Arrays:
+    parts: list[TableShard | None] = []
+    owner: list[int] = []
+    cost_ptr, at = [], 0
+    for option, also in flat:
+        cost_ptr.append(at)
+        own = [part for piece in option.parts for part in piece]
+        for other in (option, *also):
+            parts += [part for piece in other.parts for part in piece]
+            owner += list(range(at, at + len(own)))
+        at += len(own)
+    present = [i for i, part in enumerate(parts) if part is not None]
+    shards = [part for part in parts if part is not None]
+    times = costs.shard_times(shards)
+    cost = np.zeros((at, 3))
+    memory = np.zeros(at)
+    for i, shard, time in zip(present, shards, times, strict=True):
+        cost[owner[i]] += (time.lookup_s, time.input_s + time.output_s + time.gradient_s, time.update_s)
+        memory[owner[i]] += device_bytes(problem, shard)
+    groups: dict[tuple[tuple[int, ...], ...], int] = {}
+    group_ptr, ranks = [0], []
+    for option, _ in flat:
+        if option.groups not in groups:
+            groups[option.groups] = len(group_ptr) - 1
+            for group in option.groups:
+                ranks += group
+                group_ptr.append(len(ranks))
+    counts = [len(own) for own in options]
+    return Arrays(
+        option_ptr=np.cumsum([0, *counts]).astype(np.int64),
+        n_pieces=np.array([len(o.widths) for o, _ in flat], dtype=np.int64),
+        size=np.array([len(o.groups[0]) for o, _ in flat], dtype=np.int64),
+        cost_ptr=np.array(cost_ptr, dtype=np.int64),
+        cost=cost,
+        memory=memory,
+        shared=np.zeros(len(flat)),
+        group_first=np.array([groups[o.groups] for o, _ in flat], dtype=np.int64),
+        n_groups=np.array([len(o.groups) for o, _ in flat], dtype=np.int64),
+        group_ptr=np.array(group_ptr, dtype=np.int64),
+        ranks=np.array(ranks, dtype=np.int64),
+        capacity=np.array(problem.free_bytes, dtype=np.float64),
+    )
+
+
+def device_bytes(problem: Problem, shard: TableShard) -> float:
+    """Device memory of a part: rows with state, or its cache; buffers of looked-up rows and their gradients."""
+    table = problem.tables[shard.name] if shard.name in problem.tables else shard.access
+    buffers = 2.0 * problem.batch * problem.n_ranks * shard.access.dim * 4
+    kernel = shard.placement.kernel
+    if kernel == "uvm":
+        return buffers
+    if kernel in ("uvm_caching", "key_value"):
+        return buffers + shard.weight_bytes * shard.placement.cache_load_factor
+    state = problem.row_bytes[shard.name] - table.dim * table.itemsize_bytes
+    if state >= table.dim:
+        state = state * shard.access.dim // table.dim
+    extra = shard.access.dim * 4 if kernel == "dense" else 0
+    return buffers + shard.weight_bytes + shard.access.rows * (state + extra)
