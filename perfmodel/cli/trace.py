@@ -154,3 +154,29 @@ def show_utilisation(found: Sequence[Utilisation], *, as_json: bool, **more: obj
         return
     for row in rows:
         click.echo(render_utilisation(row, table_width()))
+
+
+@trace.command(
+    epilog="Example: perfmodel trace calibrate rank*.json.gz --out my_db && perfmodel predict ... --db my_db"
+)
+@_FILES
+@_SALVAGE
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="New folder: a device database with this machine."
+)
+@click.option("--device", help="Device of the database, if the trace does not name one that is in it.")
+@click.option("--db", type=click.Path(), help="Device database to start from instead of the shipped one.")
+def calibrate(files: tuple[Path, ...], *, salvage: bool, out: Path, device: str | None, db: str | None) -> None:
+    """Write the host overheads, kernel times and collective times in FILES as a device database of its own."""
+    from perfmodel.traces.overlay import write_overlay
+    from perfmodel.traces.ranks import load_job
+    from perfmodel.units import format_time
+    from perfmodel.utilisation.devices import device_of
+
+    job = load_job(files, salvage=salvage)
+    base = device_of(job.traces[0], device, db)
+    found = write_overlay(job, base, out, db)
+    for name in ("op_dispatch_s", "backward_op_s", "launch_s", "launch_latency_s", "sync_s"):
+        before, after = getattr(base.host, name), getattr(found.host, name)
+        click.echo(f"{name.removesuffix('_s'):<16}{format_time(after):>10}   (before {format_time(before)})")
+    click.echo(f"written: {out} (device {found.name}); use it with --db {out}")

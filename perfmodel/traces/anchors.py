@@ -19,7 +19,7 @@ _SYNCS: Mapping[str, AnchorKind] = {
     "cudaStreamWaitEvent": "wait event",
 }
 # A copy to pageable host memory returns when it is done (CUDA runtime API, "API synchronization behavior").
-_BLOCKING_COPY = "Device -> Pageable"
+BLOCKING_COPY = "Device -> Pageable"
 # Clock ticks of older traces are whole microseconds: an end and a start this close may be one instant.
 TICK_S = 2e-6
 
@@ -56,7 +56,7 @@ def find_anchors(trace: KinetoTrace) -> list[Anchor]:
     for call in trace.calls:
         work = launched.get(call.correlation)
         if work is not None:
-            blocks = work.kind == "memcpy" and _BLOCKING_COPY in work.name
+            blocks = work.kind == "memcpy" and BLOCKING_COPY in work.name
             found.append(Anchor(kind="blocking copy" if blocks else "launch", call=call, work=work))
         elif call.name in _SYNCS:
             found.append(Anchor(kind=_SYNCS[call.name], call=call))

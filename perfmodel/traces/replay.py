@@ -15,7 +15,7 @@ sync events on record the first two, and then nothing of them is inferred.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -29,6 +29,34 @@ from perfmodel.units import PS_PER_S, US_PER_S
 # Warps an SM holds at once on compute capability 7.0, 8.0 and 9.0 (CUDA C++ Programming Guide, technical specifications).
 _RESIDENT_WARPS_PER_SM = 64
 _FIRST_DEVICE_STREAM = 10  # numbers of replayed device streams start here, clear of the simulator's conventional ones
+
+
+def _same(span: DeviceSpan) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A change to what a trace shows, to ask what it would be worth.
+
+    `host` multiplies host time: (start, end, factor) by rank, in the trace's own seconds, not overlapping. `device` multiplies
+    the time of device work, and `collectives` of transfers. Calls in `no_wait` (rank, start) return without waiting.
+    """
+
+    host: Mapping[int, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    device: Callable[[DeviceSpan], float] = _same
+    collectives: float = 1.0
+    no_wait: frozenset[tuple[int, float]] = frozenset()
+
+    def host_s(self, rank: int, start_s: float, end_s: float) -> float:
+        """Host time from start to end, changed."""
+        left_s = max(end_s - start_s, 0.0)
+        for begin, end, factor in self.host.get(rank, ()):
+            left_s -= max(min(end, end_s) - max(begin, start_s), 0.0) * (1.0 - factor)
+        return max(left_s, 0.0)
+
+
+AS_MEASURED = Edit()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +102,8 @@ class Comparison:
         return (self.simulated_end_s - self.simulated_start_s) / (self.measured_end_s - self.measured_start_s) - 1.0
 
 
-def replay_programs(traces: Sequence[KinetoTrace]) -> tuple[RankReplay, ...]:
-    """Programs of one rank, or of all ranks of a job, ready for `simulate`.
+def replay_programs(traces: Sequence[KinetoTrace], edit: Edit = AS_MEASURED) -> tuple[RankReplay, ...]:
+    """Programs of one rank, or of all ranks of a job, ready for `simulate`, with what `edit` changes.
 
     With several traces the k-th collective of every rank is one group that takes as long as its fastest member was
     measured to (the last to arrive); with one trace collectives keep their measured durations.
@@ -86,7 +114,7 @@ def replay_programs(traces: Sequence[KinetoTrace]) -> tuple[RankReplay, ...]:
     first = min(trace.origin_us for trace in traces)
     origins = [-(trace.origin_us - first) / US_PER_S for trace in traces]
     transfer = _transfer_times(traces) if len(traces) > 1 else []
-    return tuple(_replay_rank(trace, origin, transfer) for trace, origin in zip(traces, origins, strict=True))
+    return tuple(_replay_rank(trace, origin, transfer, edit) for trace, origin in zip(traces, origins, strict=True))
 
 
 def compare_steps(ranks: Sequence[RankReplay], timeline: Timeline) -> list[Comparison]:
@@ -139,6 +167,7 @@ class _State:
     """What building a rank's program keeps while it walks the anchors."""
 
     latencies: Latencies
+    edit: Edit
     tasks: list[Task] = field(default_factory=list)
     device_tasks: dict[int, int] = field(default_factory=dict)
     launched: dict[int, list[DeviceSpan]] = field(default_factory=dict)  # by stream, in launch order
@@ -162,31 +191,36 @@ class _State:
         return len(self.tasks) - 1
 
 
-def _replay_rank(trace: KinetoTrace, origin_s: float, transfer_s: Sequence[float]) -> RankReplay:
+def _replay_rank(trace: KinetoTrace, origin_s: float, transfer_s: Sequence[float], edit: Edit) -> RankReplay:
     anchors = find_anchors(trace)
     state = _State(
-        latencies=measure_latencies(anchors), recorded={record.correlation: record for record in trace.syncs}
+        latencies=measure_latencies(anchors), edit=edit, recorded={record.correlation: record for record in trace.syncs}
     )
     groups = {span.correlation: number for number, span in enumerate(trace.collectives)} if transfer_s else {}
     free_s = origin_s
     for anchor in anchors:
-        issue = state.add(HOST, max(anchor.call.start_s - free_s, 0.0))
-        free_s = max(free_s, anchor.call.end_s)
+        call = anchor.call
+        issue = state.add(HOST, edit.host_s(trace.rank, free_s, call.start_s))
+        call_s = edit.host_s(trace.rank, call.start_s, call.end_s)
+        waits = (trace.rank, call.start_s) not in edit.no_wait
+        free_s = max(free_s, call.end_s)
         if anchor.kind == "mark":
             state.marks.append(issue)
         elif anchor.kind == "wait event":
             _note_wait(state, anchor.call)
-            state.add(HOST, anchor.call.duration_s)
+            state.add(HOST, call_s)
         elif anchor.work is None:
-            state.add(HOST, state.latencies.sync_s, _sync_deps(state, anchor))
+            state.add(HOST, state.latencies.sync_s, _sync_deps(state, anchor) if waits else ())
         else:
             group = groups.get(anchor.work.correlation, NO_GROUP)
             _launch(state, anchor.call, anchor.work, issue, (group, transfer_s[group]) if group >= 0 else None)
-            if anchor.kind == "blocking copy":
+            if anchor.kind == "blocking copy" and not waits:
+                state.add(HOST, min(state.latencies.copy_launch_s, call_s))
+            elif anchor.kind == "blocking copy":
                 done = state.device_tasks[anchor.work.correlation]
                 state.add(HOST, 0.0, [(done, state.latencies.return_s)])
             else:
-                state.add(HOST, anchor.call.duration_s)
+                state.add(HOST, call_s)
     _wait_for_room(state, trace)
     tasks, place = _in_order(state.tasks)
     marks = [place[mark] for mark in state.marks]
@@ -277,6 +311,7 @@ def _launch(state: _State, call: HostSpan, work: DeviceSpan, issue: int, collect
         sources = _latest_done(state, work.start_s, besides=work.stream)
     deps += [(state.device_tasks[source.correlation], latencies.queued_gap_s) for source in sources]
     group, duration = collective if collective else (NO_GROUP, work.duration_s)
+    duration *= state.edit.collectives if work.is_collective else state.edit.device(work)
     state.device_tasks[work.correlation] = state.add(_stream(work), duration, deps, group)
     before.append(work)
     state.last_of_thread[call.thread] = work

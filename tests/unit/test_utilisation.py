@@ -24,6 +24,21 @@ TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 A100 = load_device("a100_sxm_40gb")
 
 
+GPT = {
+    "kind": "transformer", "architecture": "gpt2", "name": "tiny_gpt", "vocab_size": 8000, "hidden_size": 1024, "layers": 2,
+    "heads": 16, "max_positions": 1024, "sequence_length": 1024, "batch_size": 8, "precision": "amp_bf16",
+    "optimizer": "adamw",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recsys():
+    path = TRACES / "recsys_a100x8_rank3_6steps.json.gz"
+    if not path.exists():
+        pytest.skip("shared/ is absent: real traces are not part of the repository")
+    return read_kineto(path)
+
+
 def op(name, shapes, dtypes, values=()):
     arguments = OpArguments(shapes=shapes, dtypes=dtypes, values=values)
     return HostSpan(name=name, thread="1", start_s=0.0, end_s=1.0, arguments=arguments)
@@ -65,12 +80,9 @@ def test_occupancy_and_waves_by_hand():
     assert (small.sm_active_frac, small.occupancy_frac) == (pytest.approx(0.25), pytest.approx(0.25 * 2 / 64))
 
 
-def test_occupancy_agrees_with_the_profilers_own_estimate():
+def test_occupancy_agrees_with_the_profilers_own_estimate(recsys):
     """Kineto writes its estimate beside each kernel (0 where a kernel opts in to more shared memory); ours must agree."""
-    path = TRACES / "recsys_a100x8_rank3_6steps.json.gz"
-    if not path.exists():
-        pytest.skip("shared/ is absent: real traces are not part of the repository")
-    launches = {s.launch for s in read_kineto(path).device if s.launch and s.launch.occupancy_frac}
+    launches = {s.launch for s in recsys.device if s.launch and s.launch.occupancy_frac}
     close = [
         abs(residency(launch, 108, "8.0", 167936).occupancy_frac - launch.occupancy_frac) < 0.011 for launch in launches
     ]
@@ -124,7 +136,7 @@ def test_every_level_of_a_small_step(small):
 
 
 def test_a_prediction_has_the_same_rows_as_a_trace():
-    run = predict_run("gpt2", "dgx_a100", "ddp", batch=1)
+    run = predict_run(GPT, "dgx_a100", "ddp", bounds=False)
     found = utilisation_of(traces_of_run(run)[0], run.classes[0].device)
     kinds = {row.kind for row in found.rows}
     assert kinds == {"whole", "phase", "module", "family"}
@@ -199,8 +211,5 @@ def test_a_device_that_is_not_known_must_be_said(small):
         device_of(small)
 
 
-def test_a_board_name_is_known_by_its_sms_and_memory():
-    path = TRACES / "recsys_a100x8_rank3_6steps.json.gz"
-    if not path.exists():
-        pytest.skip("shared/ is absent: real traces are not part of the repository")
-    assert device_of(read_kineto(path)).name == "a100_sxm_40gb"
+def test_a_board_name_is_known_by_its_sms_and_memory(recsys):
+    assert device_of(recsys).name == "a100_sxm_40gb"
