@@ -79,7 +79,8 @@ def lifetimes(ops: Sequence[Op]) -> Lifetimes:
     seen: set[int] = set()
     for index, op in enumerate(ops):
         for spec in op.outputs:
-            if spec.storage not in seen and all(spec.storage != s.storage for s in op.inputs):
+            given = op.overload == "out"  # writes into a tensor that was there: a gradient bucket of DDP
+            if not given and spec.storage not in seen and all(spec.storage != s.storage for s in op.inputs):
                 born[spec.storage] = max(born.get(spec.storage, 0), spec.bytes)
                 phase.setdefault(spec.storage, op.phase)
             last[spec.storage] = index
