@@ -11,6 +11,7 @@ from perfmodel.api import Machine, Predictor, RunOptions
 from perfmodel.autotune.judge import Objective, as_objective
 from perfmodel.autotune.search import Progress, SearchResult, find_best
 from perfmodel.autotune.space import GLOBAL_BATCH, MICRO_BATCH, Candidate, Space, Value, candidates, default_space
+from perfmodel.autotune.sweep import Backend, Detail, Row, Subject, Workers, sweep
 from perfmodel.config import load_model
 from perfmodel.config.entrypoint import EntrypointSpec
 from perfmodel.config.loading import Source
@@ -92,6 +93,71 @@ def search(
     return find_best(found, judge, aim, top=top, budget=budget, progress=progress)
 
 
+class SweepOptions(RunOptions, total=False):
+    """`RunOptions`, and what a sweep is.
+
+    Attributes:
+        global_batch: as in `search`.
+        space: as in `search`.
+        plans: only so many candidates, evenly spread over the space.
+        detail: `floor` (the default) or `full`; see `autotune.sweep.Subject`.
+        backend: `loky` (the default), `dask` or `ray`; `jobs` processes (1); `scheduler`: address of a Dask scheduler.
+    """
+
+    global_batch: int | None
+    space: SpaceSource
+    plans: int | None
+    detail: Detail
+    backend: Backend
+    jobs: int
+    scheduler: str | None
+
+
+def run_sweep(
+    model: Source,
+    topology: Source,
+    table: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[SweepOptions],
+) -> list[Row]:
+    """Every candidate of a space in a table (`.csv`, `.parquet`), in the order of the space; resumed if it was broken off.
+
+    Args:
+        model: shipped name, file, or mapping.
+        topology: shipped name, file, or mapping.
+        table: where the table goes; its journal stands beside it while the sweep runs.
+        progress: told (done, all) now and then.
+        **options: see `SweepOptions`.
+
+    Returns:
+        The rows of the table.
+
+    Raises:
+        ConfigError: as `search`; or the table, its journal or the backend is wrong.
+    """
+    workers = Workers(
+        backend=options.pop("backend", "loky"),
+        n_jobs=options.pop("jobs", 1),
+        scheduler=options.pop("scheduler", None),
+    )
+    detail, n_plans = options.pop("detail", "floor"), options.pop("plans", None)
+    space = options.pop("space", None)
+    plain = {key: value for key, value in options.items() if key != "global_batch"}
+    judge, whole = prepared(model, topology, space, cast(SearchOptions, options))
+    found = list(candidates(whole, judge.predictor.topology.n_ranks))
+    if n_plans is not None and n_plans < len(found):
+        found = [found[i * len(found) // n_plans] for i in range(n_plans)]
+    subject = Subject(
+        model=_plain(free_to_recompute(model, space)[0]), topology=_plain(topology), options=plain, detail=detail
+    )
+    return sweep(subject, found, table, workers, progress=progress)
+
+
+def _plain(source: Any) -> str | Mapping[str, Any]:
+    return source if isinstance(source, Mapping) else str(source)
+
+
 def prepared(
     model: Source | nn.Module, topology: Machine, space: SpaceSource, options: SearchOptions
 ) -> tuple[PredictorJudge, Space]:
@@ -161,4 +227,4 @@ def free_to_recompute(model: Source | nn.Module, space: SpaceSource) -> tuple[So
     return model, True
 
 
-__all__ = ["MICRO_BATCH", "PredictorJudge", "load_space", "prepared", "search"]
+__all__ = ["MICRO_BATCH", "PredictorJudge", "load_space", "prepared", "run_sweep", "search"]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from perfmodel.autotune.heap import uncollected
 from perfmodel.autotune.judge import Judge, Objective
 from perfmodel.autotune.space import Candidate, Refused
 from perfmodel.errors import ConfigError, InfeasiblePlanError, PerfModelError
@@ -42,6 +43,11 @@ class Ranked:
     value: float
     prediction: Prediction
     why: str
+
+    @property
+    def label(self) -> str:
+        """The plan and its micro-batch in one line."""
+        return self.candidate.label.removeprefix("ddp,")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,18 @@ class SearchResult:
         """Why candidates were refused and how often, most frequent first; figures of single plans left out."""
         counts = Counter(_kind(refused.reason) for refused in self.refused)
         return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+    def summary(self) -> list[str]:
+        """What was looked at, in lines."""
+        ruled_out = self.n_plans - self.n_simulated
+        proof = (
+            f"the other {ruled_out} cannot be among the best" if self.is_proven else f"{ruled_out} left by the budget"
+        )
+        lines = [f"{self.n_plans} plans work; {self.n_simulated} simulated, {proof}"]
+        if self.refused:
+            kinds = "; ".join(f"{count} x {kind}" for kind, count in self.reasons()[:N_REASONS])
+            lines.append(f"{len(self.refused)} combinations refused: {kinds}")
+        return lines
 
     def to_json(self) -> str:
         """The result as indented JSON text; `Prediction.from_json` reads each `prediction`."""
@@ -124,7 +142,8 @@ def find_best(
         raise ConfigError(f"top and budget: found {top} and {budget}, allowed 1 or more")
     rows = list(found)
     refused = [row for row in rows if isinstance(row, Refused)]
-    bounded = _bounded([row for row in rows if isinstance(row, Candidate)], (judge, objective), refused, progress)
+    with uncollected():
+        bounded = _bounded([row for row in rows if isinstance(row, Candidate)], (judge, objective), refused, progress)
     best: list[tuple[float, str, Candidate, Prediction]] = []
     n_simulated = 0
     proven = True
