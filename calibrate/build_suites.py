@@ -209,7 +209,7 @@ def megatron(folder: Path) -> Iterator[Cells]:
                 "name": f"{kind}-{number}-h{size[0]}-l{size[2]}-t{row['tp']}-d{row['dp']}-p{row['pp']}",
                 "model": f"models/megatron_{'_'.join(size)}.yaml",
                 "topology": MEGATRON_NODES[int(row["num_gpus"])],
-                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro},data_parallel.reduce=after_backward",
+                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro},data_parallel.reduce=after_backward,pipeline.host_sync=true",
                 "batch_per_rank": str(int(row["global_batch"]) // int(row["dp"])),
                 "seq_len": row["seq_len"],
                 "precision": "bf16",

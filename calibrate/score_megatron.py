@@ -66,7 +66,7 @@ def machine(n_gpus: int) -> Topology:
 def plan_of(row: Mapping[str, str], n_micro: int) -> PlanSpec:
     """The plan of a row with some number of micro-batches."""
     mesh = ",".join(f"{dim}={row[dim]}" for dim in ("pp", "dp", "tp"))
-    return load_plan(f"{mesh},accumulate={n_micro},reduce=after_backward")
+    return load_plan(f"{mesh},accumulate={n_micro},reduce=after_backward,pipeline.host_sync=true")
 
 
 def predict_row(row: Mapping[str, str], books: PriceBooks) -> float:

@@ -34,7 +34,7 @@ ROW = (
 )  # fmt: skip
 VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.decoder")
 
-MESH_DIMS = ("pp", "dp", "tp")  # outermost first, as Megatron-LM orders ranks: tensor groups are neighbours
+MESH_DIMS = ("pp", "dp", "cp", "tp")  # outermost first, as Megatron-LM orders ranks: tensor groups are neighbours
 STRATEGIES = ("table_wise", "data_parallel")
 Travel = Literal["own", "fp16", "bf16", "fp8", "int8"]
 # Sequential and 4 KiB random reads of a PCIe 4.0 x4 data-centre drive: 6.8 GB/s and 1 M/s x 4 KiB (Samsung PM9A3, datasheet
@@ -134,11 +134,14 @@ class Pipeline(Spec):
             gradients of weights fill the bubble).
         chunks: runs of blocks a rank has; more than one only with `interleaved`.
         blocks: blocks of each stage in order (with `interleaved`, of each chunk); spread evenly if not given.
+        host_sync: the host waits for what a stage receives before it issues the pass that needs it, as Megatron-LM does
+            (`torch.cuda.synchronize` after `batch_isend_irecv`, megatron/p2p_communication.py up to version 3).
     """
 
     schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
     chunks: PositiveCount = 1
     blocks: tuple[PositiveCount, ...] = ()
+    host_sync: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Pipeline:
@@ -211,8 +214,8 @@ class PlanSpec(Spec):
     """A plan.
 
     Attributes:
-        mesh: ranks along `pp` (pipeline stages), `dp` (replicas) and `tp` (tensor parallel), in rank order: the last varies
-            fastest. Without `dp` the ranks left over are replicas.
+        mesh: ranks along `pp` (pipeline stages), `dp` (replicas), `cp` (context parallel: a ring over the tokens of a
+            sample) and `tp` (tensor parallel), in rank order: the last varies fastest. Without `dp` the ranks left over are replicas.
         accumulate: micro-batches per iteration, each of the model's batch size; gradients are reduced after the last
             (`no_sync` before).
         micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
@@ -240,7 +243,7 @@ class PlanSpec(Spec):
     def is_mesh(self) -> bool:
         """Whether ranks differ in more than the data they see."""
         plain = self.data_parallel.reduce == "buckets" and self.data_parallel.shard == "nothing"
-        return not plain or any(self.size(dim) > 1 for dim in ("pp", "tp"))
+        return not plain or any(self.size(dim) > 1 for dim in ("pp", "cp", "tp"))
 
     def size(self, dim: str) -> int:
         """Ranks along a mesh dimension as the plan names them; 1 if it does not."""

@@ -19,8 +19,8 @@ from perfmodel.graph import Op
 from perfmodel.kernels.view import ALLOCATIONS, METADATA, VIEWS
 
 DEFAULT_WEIGHT = 1.0
-# A view through the dispatcher, the part that Python does not see included: slice 3-4 us where add is 12-20 us in Kineto
-# traces of A100 and V100 DLRM training.
+# A view through the dispatcher, the part that Python does not see included: slice, view and flatten 2-3 us and a gap of 2-6 us
+# in Kineto traces of A100 and V100 DLRM training, where a plain op is worth 21 us; 0.9 of 3.5 us on a CPU.
 VIEW_WEIGHT = 0.25
 # Aliases that autograd makes for itself in C++: 0.5-1 us in the same traces.
 ALIAS_WEIGHT = 0.05
@@ -31,6 +31,12 @@ PER_TENSOR_WEIGHT = 0.06
 # An optimizer's plain ops run in a Python loop without modules or autograd: 11-13 us of addcmul_ and sqrt against 20-28
 # us of add and relu in forward (V100 DLRM trace); 1.4 against 3.9 us beyond the call itself on a CPU (see its device.yaml).
 OPTIMIZER_WEIGHT = 0.5
+# Modules without gradients, against the same with autograd's bookkeeping: 4.3 of 5.4 us an op, both with 0.9 us of kernel
+# (measured 2026-11-29 on the project's CPU, torch 2.13: Linear, ReLU, LayerNorm, Sigmoid on 4 x 8).
+NO_GRAD_WEIGHT = 0.74
+# A collective through torch.distributed: alltoall_base_ spends 80 us in 7 runtime calls on a V100 host (DLRM trace), of which
+# launches and tracing are 20.
+COLLECTIVE_WEIGHT = 3.3
 # Operators on DTensors (FSDP2's parameters and optimizer states), beyond what they cost on plain tensors: medians of 6
 # pointwise operators of AdamW and of _foreach_mul_ on 40 tensors, a 2-core CPU, torch 2.13, 2026-11-29: 12 us, a plain op
 # being 3.5 us; 1.6 us a tensor of a list.
@@ -141,6 +147,11 @@ def dispatch_s(op: Op, device: Device) -> float:
     if op.phase == "backward":
         return host.backward_op_s
     return host.op_dispatch_s * (OPTIMIZER_WEIGHT if op.phase == "optimizer" else 1.0)
+
+
+def collective_dispatch_s(device: Device) -> float:
+    """Host seconds to issue one collective, its launch apart."""
+    return device.host.op_dispatch_s * (COLLECTIVE_WEIGHT if device.kind == "cuda" else 1.0)
 
 
 def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.pipeline.pricebook import FloatArray
+from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.intervals import union
 from perfmodel.sim.program import COMPUTE, IntArray

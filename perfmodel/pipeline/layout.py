@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.db.device import Device
 from perfmodel.graph import PHASES
+from perfmodel.kernels.host import NO_GRAD_WEIGHT
 from perfmodel.pipeline.capture import Capture, captured
 from perfmodel.pipeline.pricebook import FloatArray, IntArray, Prices
 from perfmodel.pipeline.settings import RunSettings
@@ -51,6 +52,8 @@ def cuda_layout(events: Sequence[Event], device: Device, prices: Prices, setting
     """Tasks of events on a CUDA device. Raises ConfigError for a mode that the model does not allow."""
     n_kernels = ints(prices.of_events("n_kernels"))
     dispatch_s = floats(prices.of_events("dispatch_s"))
+    if not settings.gradients:
+        dispatch_s = dispatch_s * NO_GRAD_WEIGHT
     sync = ints(prices.of_events("host_sync"))
     sync_s = np.where(sync > 0, device.host.sync_s, 0.0)
     if settings.input_copies == "pageable":

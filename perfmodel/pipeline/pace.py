@@ -18,6 +18,7 @@ import numpy as np
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
+from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.lower import lower_segment
 from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, NEVER, Move, free, joined, move_of
@@ -96,7 +97,7 @@ class Paces:
 
 def _issue_ps(device: Device) -> int:
     """Host time of a collective as lowering counts it: dispatch and launch, each in whole picoseconds."""
-    return round(device.host.op_dispatch_s * PS_PER_S) + round(device.host.launch_s * PS_PER_S)
+    return round(collective_dispatch_s(device) * PS_PER_S) + round(device.host.launch_s * PS_PER_S)
 
 
 def _lag_ps(device: Device) -> int:

@@ -13,6 +13,7 @@ from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import PHASES, Op
 from perfmodel.kernels import calls_of, host_cost_s, price
+from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
 from perfmodel.plan.events import Event
@@ -172,7 +173,7 @@ class PriceBook:
             row = {
                 "n_kernels": 1,
                 "first_kernel": first + len(kernels["time_s"]),
-                "dispatch_s": self.device.host.op_dispatch_s,
+                "dispatch_s": collective_dispatch_s(self.device),
                 "stream": STREAM_NUMBERS[event.stream],
                 "phase": PHASES.index(event.phase),
                 "label": name,

@@ -14,8 +14,8 @@ from perfmodel.graph import Graph
 from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
-from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.crowding import share_cores
+from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import lower_class
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
@@ -116,6 +116,10 @@ class PriceBooks:
         return book
 
 
+def _trains(graph: Graph) -> bool:
+    return any(op.phase == "backward" for op in graph.ops)
+
+
 def predict_graph(
     graph: Graph,
     plan: PlanSpec,
@@ -142,6 +146,7 @@ def predict_graph(
         TopologyError: two ranks of a group cannot reach each other.
     """
     books = books or PriceBooks()
+    settings = replace(settings, gradients=_trains(graph))
     graph, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=True)
     changes = [parse_what_if(text) for text in settings.what_if]
     collectives = books.collectives.of_placement(placement, topology)
@@ -182,7 +187,8 @@ def find_floor(
     """
     graph, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=False)
     cuda = all(device.kind == "cuda" for device in devices.values())
-    if not cuda or replace(settings, bounds=False, overlap=True) != replace(DEFAULT_SETTINGS, bounds=False):
+    usual = replace(settings, bounds=False, overlap=True) == replace(DEFAULT_SETTINGS, bounds=False)
+    if not cuda or not usual or not _trains(graph):
         return None
     by_name = {name: books.of(device) for name, device in devices.items()}
     try:
@@ -214,9 +220,11 @@ def _placed(
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
-    return graph, _with_allocator(
-        place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books
-    ), devices
+    return (
+        graph,
+        _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books),
+        devices,
+    )
 
 
 def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:

@@ -31,6 +31,7 @@ class RunSettings:
         overlap: compute slows beside communication where the device's factors are known.
         jitter: coefficient of variation of durations by stream kind (`compute`, `comm`, `host`, `copy`).
         stragglers: rank -> factor on the time of its kernels, copies and host work (1.1: ten percent slower).
+        gradients: operators keep what backward needs; False where nothing runs backward, which costs the host less.
         n_samples, seed: seeded runs behind the percentiles when `jitter` is given.
     """
 
@@ -41,6 +42,7 @@ class RunSettings:
     overlap: bool = True
     jitter: Mapping[str, float] = field(default_factory=dict)
     stragglers: Mapping[int, float] = field(default_factory=dict)
+    gradients: bool = True
     n_samples: int = 100
     seed: int = 0
 

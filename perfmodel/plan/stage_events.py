@@ -86,7 +86,10 @@ class StageWriter:
             purpose="activations" if forward else "gradients of activations",
             siblings=siblings,
         )
-        event = Event(stream=stream, phase="forward" if forward else "backward", collective=collective)
+        waits = self.plan.pipeline.host_sync and stream.startswith("recv")
+        event = Event(
+            stream=stream, phase="forward" if forward else "backward", collective=collective, host_waits=waits
+        )
         return self.program.add(event, after_compute=stream.startswith("send"))
 
     def _pairs(self, ends: tuple[int, int]) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
