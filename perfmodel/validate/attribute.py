@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.pipeline.run import Run
 from perfmodel.units import US_PER_S
-from perfmodel.validate.train import plain_step, real_model, set_up, timed
+from perfmodel.validate.train import pin_threads, plain_step, real_model, set_up, timed
 
 PROFILED_STEPS = 10
 OTHER = "(outside operators)"  # Python, autograd and whatever the profiler saw no operator for
@@ -48,7 +48,7 @@ class ProfiledOps:
 def attribute(run: Run, model: Mapping[str, Any], n_threads: int, budget_s: float = 1.0) -> tuple[OpGap, ...]:
     """Gaps by operator of a one-process CPU prediction, largest first; their sum is the error of the step."""
     predicted = predicted_ops(run)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), pin_threads, (1,)) as pool:
         profiled = pool.submit(profile, model, n_threads, budget_s, frozenset(predicted)).result()
     return gaps(predicted, profiled)
 

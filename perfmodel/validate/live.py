@@ -20,7 +20,7 @@ from perfmodel.pipeline.prediction import Prediction
 from perfmodel.validate.live_cases import LiveCase
 from perfmodel.validate.run_suite import CaseResult, run_case
 from perfmodel.validate.suite import Case
-from perfmodel.validate.train import measure
+from perfmodel.validate.train import measure, pin_threads
 from perfmodel.validate.train_ranks import run_rank
 
 ROUNDS = 3
@@ -66,7 +66,7 @@ def run_live(
     predicted: dict[str, Prediction] = {}
     for number in range(ROUNDS):
         # New processes each round: what a round leaves behind (heap, threads) is part of the noise.
-        with ProcessPoolExecutor(settings.n_ranks, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(settings.n_ranks, get_context("spawn"), pin_threads, (settings.n_ranks,)) as pool:
             for case in cases:
                 if case.name not in predicted:
                     predicted[case.name] = predict(case)

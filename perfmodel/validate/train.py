@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,15 @@ def measure(model: Mapping[str, Any], n_threads: int, budget_s: float) -> Timed:
     """Trains a model (a mapping as in a model file) in this process for about `budget_s` after warm-up."""
     set_up(n_threads)
     return timed(plain_step(real_model(model)), budget_s)
+
+
+def pin_threads(n_ranks: int) -> None:
+    """Gives each thread of a process that has the machine for itself a core of its own, before torch is loaded.
+
+    Left to itself the kernel now and then puts both on one core, where each waits for the other through whole time slices.
+    """
+    if n_ranks == 1:
+        os.environ |= {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 
 
 def set_up(n_threads: int) -> None:
