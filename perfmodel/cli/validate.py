@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 @click.option(
     "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With --live: processes joined by gloo."
 )
+@click.option("--sharding", is_flag=True, help="With --live: rank plans of random DLRMs before training them.")
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False),
+    help="With --sharding: keeps finished models; those in it are not trained again.",
+)
 @click.option("--plans", is_flag=True, help="With --live: parallel plans of transformers on 2 and 4 processes.")
 @click.option("--cases", default="*", show_default=True, help="Only cases whose name matches (* and ? are wildcards).")
 @click.option("--attribute", is_flag=True, help="With --live: rank operators by their share of each case's error.")
@@ -54,6 +60,9 @@ def validate(
 
     if (suite is None) != bool(options["live"]):
         raise ConfigError("validate: needs a SUITE or --live, one of them")
+    if options["sharding"]:
+        _live_sharding({**options, "as_json": as_json, "markdown": markdown}, db)
+        return
     if options["plans"] and not options["live"]:
         raise ConfigError("--plans: goes with --live")
     if suite is None:
@@ -117,6 +126,42 @@ def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[Cas
     if options["attribute"]:
         _attribute(cases, settings, db)
     return f"live {options['device']}, {n_ranks} ranks of {settings.n_threads} threads", results
+
+
+def _live_sharding(options: dict[str, object], db: str | None) -> None:
+    """Ranks random DLRMs' plans by prediction, trains them all, and prints how well the ranking held."""
+    from perfmodel.api import predict
+    from perfmodel.report.live_ranking import render_ranking
+    from perfmodel.validate.live import live_settings, live_topology
+    from perfmodel.validate.live_sharding import add_score, measure_subject, random_subjects, read_scores, score_subject
+
+    if not options["live"] or options["plans"] or options["attribute"]:
+        raise ConfigError("--sharding: goes with --live, without --plans and --attribute")
+    cores = _calibrated(str(options["device"]), db)
+    state = None if options["state"] is None else str(options["state"])
+    known = {} if state is None else read_scores(state)
+    scores = []
+    for subject in random_subjects():
+        if not fnmatch(subject.name, str(options["cases"])):
+            continue
+        if subject.name in known:
+            scores.append(known[subject.name])
+            continue
+        topology = live_topology(subject.n_ranks)
+        predicted = [
+            predict(subject.model, topology, plan, bounds=False, db=db).iteration_time_s
+            for plan in subject.plan_files()
+        ]
+        blocks = measure_subject(subject, live_settings(cores, subject.n_ranks).n_threads)
+        scores.append(score_subject(subject, predicted, blocks))
+        if state is not None:
+            add_score(state, scores[-1])
+        click.echo(f"{subject.name}: {len(blocks)} plans ranked and trained", err=True)
+    if not scores:
+        raise ConfigError(f"--cases: no case matches {options['cases']!r}")
+    click.echo(
+        render_ranking(scores, markdown=bool(options["markdown"]), as_json=bool(options["as_json"])).rstrip("\n")
+    )
 
 
 def _live_plans(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:

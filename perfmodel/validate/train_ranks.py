@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from perfmodel.models.built import BuiltModel
 
 
+BLOCK_WARM_UP = 2  # steps of a block that do not count
+
+
 def run_rank(
     rank: int, n_ranks: int, store: str, model: Mapping[str, Any], owners: Sequence[int], settings: tuple[int, float]
 ) -> Timed:
@@ -34,6 +37,44 @@ def run_rank(
         return timed(step, budget_s, agreed)
     finally:
         distributed.destroy_process_group()
+
+
+def run_plans(
+    rank: int,
+    n_ranks: int,
+    store: str,
+    model: Mapping[str, Any],
+    plans: Sequence[Sequence[int]],
+    blocks: tuple[int, int, int],
+) -> list[list[float]]:
+    """Trains one rank under several assignments of tables in turn: per plan the median step time (s) of each block.
+
+    `blocks` are threads, rounds over all plans, and steps of one block; a block's first steps warm up and do not count.
+    """
+    import time
+    from statistics import median
+
+    from torch import distributed
+
+    n_threads, n_rounds, n_steps = blocks
+    set_up(n_threads)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
+    found: list[list[float]] = [[] for _ in plans]
+    try:
+        built = real_model(model)
+        steps = [sharded_step(built, owners, rank) for owners in plans]
+        for _ in range(n_rounds):
+            for number, step in enumerate(steps):
+                distributed.barrier()
+                times = []
+                for _ in range(n_steps + BLOCK_WARM_UP):
+                    start_s = time.perf_counter()
+                    step()
+                    times.append(time.perf_counter() - start_s)
+                found[number].append(median(times[BLOCK_WARM_UP:]))
+    finally:
+        distributed.destroy_process_group()
+    return found
 
 
 def agreed(n_steps: int) -> int:
@@ -76,6 +117,10 @@ def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callabl
     dense_optimizer = torch.optim.SGD(dense.parameters(), lr=LEARNING_RATE)
     sparse_optimizer = torch.optim.SGD([bag.weight for bag in own], lr=LEARNING_RATE) if own else None
     features, indices, offsets, _ = built.args
+    # A loader of jagged features gives lengths.
+    lengths = [
+        torch.diff(offset, append=torch.tensor([index.numel()])) for index, offset in zip(indices, offsets, strict=True)
+    ]
     loss_of = nn.functional.binary_cross_entropy_with_logits
     target = built.targets[0]
 
@@ -83,7 +128,7 @@ def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callabl
         dense_optimizer.zero_grad(set_to_none=True)
         if sparse_optimizer is not None:
             sparse_optimizer.zero_grad(set_to_none=True)
-        global_indices, global_offsets = exchange.indices(indices, offsets)
+        global_indices, global_offsets = exchange.indices(indices, lengths)
         pooled = [bag(index, offset) for bag, index, offset in zip(own, global_indices, global_offsets, strict=True)]
         rows = exchange.rows([found.detach() for found in pooled], features.shape[0])
         gradients = exchange.return_gradients(rows)
@@ -100,13 +145,16 @@ def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callabl
 
 
 def _Dense(dlrm: nn.Module) -> nn.Module:  # noqa: N802 -- makes a module; torch may not be imported at the top
-    """The dense part of a DLRM as a module of (features, pooled rows)."""
+    """The dense part of a DLRM, copied, as a module of (features, pooled rows)."""
+    from copy import deepcopy
+
     from torch import nn
 
     class Dense(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.dense_arch, self.inter_arch, self.over_arch = dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch
+            parts = (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch)
+            self.dense_arch, self.inter_arch, self.over_arch = deepcopy(parts)  # of this step alone
 
         def forward(self, features: Tensor, rows: Sequence[Tensor]) -> Tensor:
             crossed = self.inter_arch(self.dense_arch(features), rows)  # type: ignore[operator]  # modules
@@ -125,32 +173,22 @@ class _Exchange:
         self.rank = rank
         self.widths = widths
 
-    def indices(self, indices: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def indices(self, indices: Sequence[Tensor], lengths: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The global batch's indices and offsets of this rank's tables: lengths first, as sizes depend on them."""
         import torch
 
-        n_samples = offsets[0].numel()
-        lengths = [
-            torch.diff(offset, append=torch.tensor([index.numel()]))
-            for index, offset in zip(indices, offsets, strict=True)
-        ]
+        n_samples = lengths[0].numel()
         mine = self.by_rank[self.rank]
         got_lengths = self._to_owners(lengths, [len(mine) * n_samples] * self.n_ranks)
         per_source = [chunk.view(len(mine), n_samples) for chunk in got_lengths]
-        sizes = [int(chunk.sum()) for chunk in per_source]
-        got = self._to_owners(indices, sizes)
-        table_indices: list[Tensor] = []
-        table_offsets: list[Tensor] = []
-        starts = [torch.cumsum(chunk.sum(1), 0) - chunk.sum(1) for chunk in per_source]
-        for place in range(len(mine)):
-            parts = [
-                got[r][int(starts[r][place]) : int(starts[r][place] + per_source[r][place].sum())]
-                for r in range(self.n_ranks)
-            ]
-            all_lengths = torch.cat([per_source[r][place] for r in range(self.n_ranks)])
-            table_indices.append(torch.cat(parts))
-            table_offsets.append(torch.cumsum(all_lengths, 0) - all_lengths)
-        return table_indices, table_offsets
+        sizes: list[list[int]] = torch.stack(per_source).sum(2).tolist()
+        got = self._to_owners(indices, [sum(of_tables) for of_tables in sizes])
+        if not mine:
+            return [], []
+        parts = [torch.split(chunk, of_tables) for chunk, of_tables in zip(got, sizes, strict=True)]
+        all_lengths = torch.cat(per_source, 1)
+        offsets = torch.cumsum(all_lengths, 1) - all_lengths
+        return [torch.cat(of_table) for of_table in zip(*parts, strict=True)], list(offsets)
 
     def rows(self, pooled: Sequence[Tensor], n_samples: int) -> list[Tensor]:
         """This rank's samples of every table's pooled rows, as leaves that collect gradients."""
