@@ -9,6 +9,7 @@ from typing import Any
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).parent
 
@@ -24,6 +25,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = schema.schema_text(kind)
         files.append(File.generated(config, f"schemas/{kind}.schema.json", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to a folder, which a forge shows as a list, lead to the made list here."""
+    return markdown.replace("](adr/)", "](adr/index.md)") if page.file.src_uri == "architecture.md" else markdown
 
 
 def cli_page() -> str:

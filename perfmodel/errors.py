@@ -51,6 +51,19 @@ class InfeasiblePlanError(PerfModelError, ValueError):
     """A plan does not fit the model, the ranks or the memory."""
 
 
+def other_version(what: str, found: object, reads: int, again: str) -> str:
+    """Message for a file of another schema version, with what to do about it.
+
+    >>> other_version("graph", 2, 1, "extract it again")
+    'graph schema_version 2, this perfmodel reads 1: a newer perfmodel wrote it; upgrade perfmodel, or extract it again'
+    >>> other_version("graph", 0, 1, "extract it again")
+    'graph schema_version 0, this perfmodel reads 1: extract it again'
+    """
+    newer = isinstance(found, int) and found > reads
+    remedy = f"a newer perfmodel wrote it; upgrade perfmodel, or {again}" if newer else again
+    return f"{what} schema_version {found}, this perfmodel reads {reads}: {remedy}"
+
+
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the nearest allowed name, or an empty string.
 

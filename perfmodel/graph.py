@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from perfmodel.errors import GraphError
+from perfmodel.errors import GraphError, other_version
 
 SCHEMA_VERSION = 1
 
@@ -267,7 +267,7 @@ def _op_to_dict(op: Op, tensors: dict[int, TensorSpec]) -> dict[str, Any]:
 def _graph_from_dict(body: Mapping[str, Any]) -> Graph:
     version = body["schema_version"]
     if version != SCHEMA_VERSION:
-        raise GraphError(f"graph schema_version {version}, this perfmodel reads {SCHEMA_VERSION}: extract it again")
+        raise GraphError(other_version("graph", version, SCHEMA_VERSION, "extract it again"))
     tensors = {
         row[0]: TensorSpec(id=row[0], shape=tuple(row[1]), dtype=row[2], strides=tuple(row[3]), storage=row[4])
         for row in body["tensors"]

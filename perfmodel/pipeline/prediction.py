@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from perfmodel.errors import ConfigError
+from perfmodel.errors import ConfigError, other_version
 from perfmodel.pipeline import shown
 from perfmodel.plan.events import MemoryUse
 
@@ -191,7 +191,7 @@ class Prediction:
 def _from_dict(body: dict[str, Any]) -> Prediction:
     version = body.pop("schema_version")
     if version != SCHEMA_VERSION:
-        raise ConfigError(f"prediction schema_version {version}; this perfmodel reads {SCHEMA_VERSION}: predict again")
+        raise ConfigError(other_version("prediction", version, SCHEMA_VERSION, "predict again"))
     body.pop("samples_per_s")
     body.pop("memory_bytes")
     ranks = tuple(

@@ -38,3 +38,12 @@ def test_tables_are_frames_in_si_units(prediction):
     assert prediction.to_pandas("critical_path")["time_s"].sum() == pytest.approx(prediction.iteration_time_s)
     with pytest.raises(ConfigError, match="allowed ranks, top_ops, critical_path"):
         prediction.to_pandas("rank")
+
+
+def test_a_file_of_another_version_says_what_to_do(prediction):
+    import json
+
+    for version, remedy in ((99, "upgrade perfmodel, or predict again"), (0, "reads 1: predict again")):
+        text = json.dumps({**prediction.to_dict(), "schema_version": version})
+        with pytest.raises(ConfigError, match=remedy):
+            perfmodel.Prediction.from_json(text)
