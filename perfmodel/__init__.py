@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfmodel.api import Predictor, extract_graph, predict, predict_run
+    from perfmodel.api import Predictor, extract_graph, predict, predict_run, rank_sharding
     from perfmodel.autotune.front import search
     from perfmodel.errors import ConfigError, GraphError, InfeasiblePlanError, PerfModelError
     from perfmodel.pipeline.prediction import Prediction
@@ -38,6 +38,7 @@ _HOMES = {
     "extract_graph": "perfmodel.api",
     "predict": "perfmodel.api",
     "predict_run": "perfmodel.api",
+    "rank_sharding": "perfmodel.api",
     "search": "perfmodel.autotune.front",
 }
 

@@ -169,6 +169,15 @@ def shard_op(op: Op, found: TableOps, part: TableAccess, factor: int) -> Op:
     )
 
 
+def scale_pooling(graph: Graph, factor: float) -> Graph:
+    """The graph with every table's pooling factor multiplied: what batched operators and exchanges of indices see.
+
+    Operators of single tables keep their shapes.
+    """
+    tables = tuple(replace(table, pooling_factor=table.pooling_factor * factor) for table in graph.tables)
+    return replace(graph, tables=tables)
+
+
 def drop_tensors(op: Op, storages: Set[int]) -> Op:
     """The op without the tensors of these storages."""
     kept = [(s, n) for s, n in zip(op.inputs, op.input_names, strict=True) if s.storage not in storages]

@@ -1,9 +1,9 @@
 """A search problem as flat arrays, for compiled loops.
 
-Table t has options option_ptr[t] to option_ptr[t + 1]. Option o has n_pieces[o] pieces; piece p of it lies on one of the groups
-group_first[o] + (0 .. n_groups[o] - 1), whose ranks are ranks[group_ptr[g]:group_ptr[g + 1]]. The member at place j of the group
-then bears cost[cost_ptr[o] + p * size[o] + j, k] of component k and memory[...] bytes. The objective is the sum over components
-of the largest rank's load, `shared[o]` for each option chosen, and a penalty for memory beyond `capacity`.
+Table t has options option_ptr[t] to option_ptr[t + 1]. Option o has n_pieces[o] pieces; each lies on one of the groups
+group_first[o] + (0 .. n_groups[o] - 1), whose ranks are ranks[group_ptr[g]:group_ptr[g + 1]]. The member at place j of the
+group of piece p then bears cost[cost_ptr[o] + p * size[o] + j, k] of component k, and memory[...] bytes. The objective is the
+sum over components of the largest rank's load, more if memory exceeds `capacity`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.graph import TableAccess
 from perfmodel.plan.shards import TableShard
 from perfmodel.sharding.cost import ShardCost
 from perfmodel.sharding.options import Option, options_of
 from perfmodel.sharding.plan import Placements
 from perfmodel.sharding.problem import Problem
+
+N_COMPONENTS = 3  # kernels of forward, exchanges, kernels of backward: each waits for its slowest rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -34,7 +37,6 @@ class Arrays(NamedTuple):
     cost_ptr: Ints
     cost: Floats
     memory: Floats
-    shared: Floats
     group_first: Ints
     n_groups: Ints
     group_ptr: Ints
@@ -113,11 +115,13 @@ def _arrays(
     present = [i for i, part in enumerate(parts) if part is not None]
     shards = [part for part in parts if part is not None]
     times = costs.shard_times(shards)
-    cost = np.zeros((at, 3))
+    cost = np.zeros((at, N_COMPONENTS))
     memory = np.zeros(at)
-    for i, shard, time in zip(present, shards, times, strict=True):
-        cost[owner[i]] += (time.lookup_s, time.input_s + time.output_s + time.gradient_s, time.update_s)
-        memory[owner[i]] += device_bytes(problem, shard)
+    rows = [(t.lookup_s, t.input_s + t.output_s + t.gradient_s, t.update_s) for t in times]
+    whole = {table.parameter: table for table in problem.tables.values()}
+    place = np.array([owner[i] for i in present], dtype=np.int64)
+    np.add.at(cost, place, np.array(rows).reshape(-1, N_COMPONENTS))
+    np.add.at(memory, place, np.array([device_bytes(problem, shard, whole[shard.name]) for shard in shards]))
     groups: dict[tuple[tuple[int, ...], ...], int] = {}
     group_ptr, ranks = [0], []
     for option, _ in flat:
@@ -134,7 +138,6 @@ def _arrays(
         cost_ptr=np.array(cost_ptr, dtype=np.int64),
         cost=cost,
         memory=memory,
-        shared=np.zeros(len(flat)),
         group_first=np.array([groups[o.groups] for o, _ in flat], dtype=np.int64),
         n_groups=np.array([len(o.groups) for o, _ in flat], dtype=np.int64),
         group_ptr=np.array(group_ptr, dtype=np.int64),
@@ -143,9 +146,8 @@ def _arrays(
     )
 
 
-def device_bytes(problem: Problem, shard: TableShard) -> float:
-    """Device memory of a part: rows with state, or its cache; buffers of looked-up rows and their gradients."""
-    table = problem.tables[shard.name] if shard.name in problem.tables else shard.access
+def device_bytes(problem: Problem, shard: TableShard, table: TableAccess) -> float:
+    """Device memory of a part of `table`: rows with state, or its cache; buffers of looked-up rows and their gradients."""
     buffers = 2.0 * problem.batch * problem.n_ranks * shard.access.dim * 4
     kernel = shard.placement.kernel
     if kernel == "uvm":

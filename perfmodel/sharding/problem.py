@@ -43,7 +43,7 @@ class Problem:
         domains: ranks that share a fast domain (NVLink), in order; every rank is in one.
         free_bytes: device memory that each rank has for tables.
         host_bytes: memory of the hosts that each rank has for tables.
-        row_bytes: bytes of a row with its optimizer's state, by table.
+        row_bytes: bytes of a row with its optimizer's state, by the table's parameter.
         constraints: by table.
         kernels: kernels that the search may choose from, best first; a table's constraint replaces them.
     """

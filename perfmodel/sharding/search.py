@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.config.sharding import TablePlacement
 from perfmodel.sharding.anneal import FACTOR_ENDS, compiled
 from perfmodel.sharding.cost import ShardCost
 from perfmodel.sharding.layout import Floats, Ints, Layout, lay_out
@@ -75,15 +76,35 @@ class Search:
             self._keep(self._annealed(number, deadline))
         return self.found()
 
-    def improve(self, option: Ints, piece: Ints, budget_s: float) -> list[Found]:
-        """As `run`, from a given state on."""
-        self._keep(self._state(option, piece, "given"))
+    def improve(self, placement: Placements, budget_s: float) -> list[Found]:
+        """As `run`, but from a given placement on; what no option of the search matches is placed greedily."""
+        state = self._constructed("greedy by cost", self._orders()[0][1])
+        state.origin = "given"
+        for number, names in enumerate(self.layout.tables):
+            where = placement.get(names[0])
+            match = where and self._matching(number, where)
+            if match:
+                state.option[number], groups = match
+                state.piece[number, : len(groups)] = groups
+        self._keep(self._state(state.option, state.piece, "given"))
         deadline = self.clock() + budget_s
         for number in range(MAX_ROUNDS):
             if self.clock() > deadline:
                 break
             self._keep(self._annealed(number, deadline))
         return self.found()
+
+    def _matching(self, number: int, where: TablePlacement) -> tuple[int, list[int]] | None:
+        """The option and groups of a table that are a placement; None if the search has none such."""
+        for index, option in enumerate(self.layout.options[number]):
+            if option.sharding != where.sharding or len(option.widths) != max(where.n_column_parts, 1):
+                continue
+            size = len(option.groups[0])
+            ranks = where.ranks or option.groups[0]
+            chosen = [tuple(ranks[i * size : (i + 1) * size]) for i in range(len(option.widths))]
+            if all(group in option.groups for group in chosen):
+                return index, [option.groups.index(group) for group in chosen]
+        return None
 
     @property
     def best(self) -> Found:
@@ -108,7 +129,10 @@ class Search:
         first = a.cost_ptr[a.option_ptr[:-1]]
         weight, memory = a.cost[first].sum(axis=1), a.memory[first]
         rng = np.random.default_rng(self.seed)
-        orders = [("greedy by cost", np.argsort(-weight, kind="stable")), ("greedy by size", np.argsort(-memory, kind="stable"))]
+        orders = [
+            ("greedy by cost", np.argsort(-weight, kind="stable")),
+            ("greedy by size", np.argsort(-memory, kind="stable")),
+        ]
         for _ in range(4):
             noisy = weight * rng.uniform(0.7, 1.3, len(weight))
             orders.append(("greedy, shuffled", np.argsort(-noisy, kind="stable")))

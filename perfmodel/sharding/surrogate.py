@@ -16,7 +16,7 @@ from perfmodel.collectives import CollectiveCall, estimate_collective
 from perfmodel.config.plan import EmbeddingPlan
 from perfmodel.db.device import Device
 from perfmodel.graph import TableAccess
-from perfmodel.kernels import price_calls
+from perfmodel.kernels import KernelCall, price_calls
 from perfmodel.kernels.table_batch import TableBatch, backward_calls, dense_update_calls, forward_calls
 from perfmodel.plan.dist import INDEX_BYTES, LENGTH_BYTES, TRAVEL_BYTES
 from perfmodel.plan.sharded import PLACEMENT
@@ -47,27 +47,42 @@ class Surrogate:
         self._rates: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def shard_times(self, shards: Sequence[TableShard]) -> list[ShardTimes]:
-        """The times of each part (s). Parts that differ in their rank alone are priced once."""
-        keys = [(s.access, s.placement.kernel, s.placement.cache_load_factor, s.placement.sharding) for s in shards]
-        unique = {key: shard for key, shard in zip(keys, shards, strict=True)}
-        kernels = dict(zip(unique, self._kernel_s(list(unique.values())), strict=True))
-        return [replace(self._exchange_s(s), lookup_s=kernels[k][0], update_s=kernels[k][1]) for k, s in zip(keys, shards, strict=True)]
+        """The times of each part (s). Of a placement's row parts one is priced, the rest by their share."""
+        keys = [_kind(shard, len(shard.placement.ranks)) for shard in shards]
+        first: dict[tuple[object, ...], TableShard] = {}
+        for key, shard in zip(keys, shards, strict=True):
+            first.setdefault(key, shard)
+        kernels = self._kernel_s(list(first.values()))
+        priced = {
+            key: replace(self._exchange_s(shard), lookup_s=times[0], update_s=times[1])
+            for (key, shard), times in zip(first.items(), kernels, strict=True)
+        }
+        scaled: dict[tuple[tuple[object, ...], float], ShardTimes] = {}
+        found = []
+        for key, shard in zip(keys, shards, strict=True):
+            ratio = shard.share_frac / first[key].share_frac
+            if (key, ratio) not in scaled:
+                one = priced[key]
+                scaled[key, ratio] = replace(
+                    one, lookup_s=one.lookup_s * ratio, update_s=one.update_s * ratio, input_s=one.input_s * ratio
+                )
+            found.append(scaled[key, ratio])
+        return found
 
     def _kernel_s(self, shards: Sequence[TableShard]) -> list[tuple[float, float]]:
+        """Forward and backward of each part (s), less what an operator costs in any case."""
+        batches = [self._batch(shard) for shard in shards]
+        empty = {_empty_key(batch): _next_to_nothing(batch) for batch in batches}
         calls, owner = [], []
-        for number, shard in enumerate(shards):
-            for sign, batch in ((1.0, self._batch(shard)), (-1.0, _next_to_nothing(self._batch(shard)))):
-                for backward, found in ((0, forward_calls(batch)), (1, backward_calls(batch))):
-                    calls += found
-                    owner += [(number, backward, sign)] * len(found)
-                if batch.dense:
-                    update = dense_update_calls(batch)
-                    calls += update
-                    owner += [(number, 1, sign)] * len(update)
-        total = np.zeros((len(shards), 2))
-        for (number, backward, sign), estimate in zip(owner, price_calls(calls, self.device), strict=True):
-            total[number, backward] += sign * estimate.time_s
-        return [(max(float(row[0]), 0.0), max(float(row[1]), 0.0)) for row in total]
+        for number, batch in enumerate((*batches, *empty.values())):
+            for backward, found in ((0, forward_calls(batch)), (1, _backward(batch))):
+                calls += found
+                owner += [2 * number + backward] * len(found)
+        times = [estimate.time_s for estimate in price_calls(calls, self.device)]
+        total = np.bincount(owner, weights=times, minlength=2 * (len(batches) + len(empty))).reshape(-1, 2)
+        least = dict(zip(empty, total[len(batches) :], strict=True))
+        marginal = [np.maximum(row - least[_empty_key(b)], 0.0) for row, b in zip(total, batches, strict=False)]
+        return [(float(row[0]), float(row[1])) for row in marginal]
 
     def _batch(self, shard: TableShard) -> TableBatch:
         copied = shard.placement.sharding == "data_parallel"
@@ -112,8 +127,27 @@ class Surrogate:
         """Seconds a byte of a large collective."""
         if (op, ranks) not in self._rates:
             call = CollectiveCall(op=op, bytes=PROBE_BYTES, ranks=ranks)
-            self._rates[op, ranks] = estimate_collective(call, self.topology).time_s / PROBE_BYTES if len(ranks) > 1 else 0.0
+            self._rates[op, ranks] = (
+                estimate_collective(call, self.topology).time_s / PROBE_BYTES if len(ranks) > 1 else 0.0
+            )
         return self._rates[op, ranks]
+
+
+def _kind(shard: TableShard, n_parts: int) -> tuple[object, ...]:
+    """Equal for parts that cost the same a lookup."""
+    where = shard.placement
+    return (
+        shard.name, where.sharding, where.kernel, where.cache_load_factor, shard.access.dim, shard.access.itemsize_bytes,
+        n_parts,
+    )  # fmt: skip
+
+
+def _backward(batch: TableBatch) -> tuple[KernelCall, ...]:
+    return (*backward_calls(batch), *(dense_update_calls(batch) if batch.dense else ()))
+
+
+def _empty_key(batch: TableBatch) -> tuple[str, bool]:
+    return batch.placement, batch.dense
 
 
 def _next_to_nothing(batch: TableBatch) -> TableBatch:

@@ -1,0 +1,224 @@
+"""Plans in order of simulated iteration time, with ranges, odds, loads and reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.config.plan import PlanSpec
+from perfmodel.errors import InfeasiblePlanError
+from perfmodel.pipeline.prediction import Prediction, RankSummary
+from perfmodel.pipeline.run import Run
+
+TIE_FRAC = 0.005  # plans closer than this are said to tie: iteration times repeat to about half a percent
+# Standard deviation of the error of a ratio of two predictions for one model and machine: what both have in common cancels.
+# Half of the range's half width where the plans share most of their work; the rest is what differs between them.
+SHARED_ERROR_FRAC = 0.02
+TIGHT_FRAC = 0.1  # less headroom than this of a device's memory is tight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """Where one rank's iteration goes (s): kernels of forward and backward, exposed communication, waiting, host."""
+
+    ranks: tuple[int, ...]
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    wait_s: float
+    host_s: float
+    memory_bytes: int
+    headroom_bytes: int
+    host_bytes: int
+    ssd_bytes: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """One plan's place in the ranking.
+
+    Attributes:
+        plan: what `predict` takes.
+        origin: who made it: a search, a baseline's name, a file.
+        prediction: the whole model's iteration under it.
+        surrogate_s: the search's cost (s); NaN for a plan that it did not make.
+        beaten_frac: probability that the first plan is faster than this one.
+        ties: whether the two are closer than what iteration times repeat to.
+        imbalance: largest over mean time in embedding and dense kernels of the ranks.
+        binding_rank: the rank that the others wait for; binding_table: its most expensive table.
+        verdict: `fits`, `tight`.
+        advice: what would help, in words.
+    """
+
+    plan: PlanSpec
+    origin: str
+    prediction: Prediction
+    surrogate_s: float
+    loads: tuple[RankLoad, ...]
+    beaten_frac: float
+    ties: bool
+    imbalance: float
+    binding_rank: int
+    binding_table: str
+    verdict: str
+    advice: tuple[str, ...]
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Simulated time of one iteration (s)."""
+        return self.prediction.iteration_time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A plan that does not run, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan to be simulated."""
+
+    plan: PlanSpec
+    origin: str
+    surrogate_s: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Plans, fastest first, and those that do not run."""
+
+    plans: tuple[RankedPlan, ...]
+    refused: tuple[Refused, ...]
+    n_evaluations: int = 0
+    search_s: float = 0.0
+
+
+def rank_candidates(candidates: Sequence[Candidate], simulate: Callable[[PlanSpec], Run]) -> Ranking:
+    """Simulates every candidate and ranks them; equal plans once. Raises InfeasiblePlanError if none runs."""
+    runs: list[tuple[Candidate, Run]] = []
+    refused = []
+    seen: list[object] = []
+    for candidate in candidates:
+        if candidate.plan.embeddings in seen:
+            continue
+        seen.append(candidate.plan.embeddings)
+        try:
+            runs.append((candidate, simulate(candidate.plan)))
+        except InfeasiblePlanError as error:
+            refused.append(Refused(name=candidate.plan.name, reason=str(error)))
+    if not runs:
+        listed = "; ".join(f"{one.name}: {one.reason}" for one in refused[:3])
+        raise InfeasiblePlanError(f"no plan runs on this machine: {listed}")
+    runs.sort(key=lambda pair: pair[1].prediction.iteration_time_s)
+    best = runs[0][1].prediction
+    return Ranking(plans=tuple(_ranked(c, run, best) for c, run in runs), refused=tuple(refused))
+
+
+def probability_faster(first: Prediction, second: Prediction) -> float:
+    """Probability that the first plan is really faster: what errors of two predictions have in common cancels.
+
+    The log of the ratio is taken as normal; its deviation is that of an error the plans do not share, plus a part of the
+    range for the time in which they differ.
+    """
+    differ = abs(second.iteration_time_s - first.iteration_time_s)
+    width = (first.high_s - first.low_s) / (2.0 * first.iteration_time_s)
+    share = differ / max(second.iteration_time_s, first.iteration_time_s)
+    deviation = math.hypot(SHARED_ERROR_FRAC, 0.5 * width * share)
+    distance = math.log(second.iteration_time_s / first.iteration_time_s)
+    return 0.5 * (1.0 + math.erf(distance / (deviation * math.sqrt(2.0))))
+
+
+def _ranked(candidate: Candidate, run: Run, best: Prediction) -> RankedPlan:
+    prediction = run.prediction
+    loads = tuple(_load(run, summary) for summary in prediction.ranks)
+    busy = [load.forward_s + load.backward_s for load in loads for _ in load.ranks]
+    binding = loads[0]
+    least = min(load.headroom_bytes / _capacity(run, load) for load in loads)
+    ratio = prediction.iteration_time_s / best.iteration_time_s
+    imbalance = max(busy) / (sum(busy) / len(busy)) if sum(busy) else 1.0
+    table = _binding_table(run, binding)
+    return RankedPlan(
+        plan=candidate.plan,
+        origin=candidate.origin,
+        prediction=prediction,
+        surrogate_s=candidate.surrogate_s,
+        loads=loads,
+        beaten_frac=probability_faster(best, prediction),
+        ties=ratio <= 1.0 + TIE_FRAC,
+        imbalance=imbalance,
+        binding_rank=binding.ranks[0],
+        binding_table=table,
+        verdict="tight" if least < TIGHT_FRAC else "fits",
+        advice=_advice(prediction, imbalance, binding, table),
+    )
+
+
+def _capacity(run: Run, load: RankLoad) -> int:
+    return next(s.memory_capacity_bytes for s in run.prediction.ranks if s.ranks == load.ranks)
+
+
+def _load(run: Run, summary: RankSummary) -> RankLoad:
+    lowered = next(c for c in run.classes if c.rank_class.ranks == summary.ranks)
+    events = lowered.rank_class.events
+    spent = {"forward": 0.0, "backward": 0.0}
+    for event, category, time_s in zip(
+        lowered.tasks.event.tolist(), lowered.tasks.category.tolist(), lowered.tasks.time_s.tolist(), strict=True
+    ):
+        if category == _KERNEL:
+            phase = "forward" if events[event].phase in ("input", "forward", "loss") else "backward"
+            spent[phase] += time_s
+    parts, memory = summary.breakdown, summary.memory
+    return RankLoad(
+        ranks=summary.ranks,
+        forward_s=spent["forward"],
+        backward_s=spent["backward"],
+        communication_s=parts.exposed_communication_s,
+        wait_s=parts.wait_s,
+        host_s=parts.host_bound_s,
+        memory_bytes=memory.total_bytes,
+        headroom_bytes=summary.memory_capacity_bytes - memory.total_bytes,
+        host_bytes=memory.host_bytes,
+        ssd_bytes=memory.ssd_bytes,
+        tables=summary.tables,
+    )
+
+
+_KERNEL = 2  # pipeline.tasks.CATEGORIES.index("kernel")
+
+
+def _binding_table(run: Run, binding: RankLoad) -> str:
+    """Of the parts on a rank the table with most bytes looked up."""
+    lowered = next(c for c in run.classes if c.rank_class.ranks == binding.ranks)
+    weight: dict[str, float] = {}
+    for event in lowered.rank_class.events:
+        if event.op is not None and event.phase == "forward":
+            for table in event.op.attrs.get("tables", ()):
+                moved = table["pooling_factor"] * table["dim"]
+                weight[table["parameter"]] = weight.get(table["parameter"], 0.0) + moved
+    if not weight:
+        return binding.tables[0] if binding.tables else ""
+    return max(weight, key=lambda name: (weight[name], name))
+
+
+def _advice(prediction: Prediction, imbalance: float, binding: RankLoad, table: str) -> tuple[str, ...]:
+    total = prediction.iteration_time_s
+    parts: Mapping[str, float] = {
+        f"rank {binding.ranks[0]} is host-bound: CUDA graphs, or fewer and larger operators": binding.host_s,
+        "exchanges are exposed: embeddings.row_precision bf16, or pipeline sparse_dist": binding.communication_s,
+    }
+    found = [f"{words} (up to {spent / total:.0%})" for words, spent in parts.items() if spent > 0.1 * total]
+    if imbalance > 1.1 and table:
+        found.append(
+            f"rank {binding.ranks[0]} has {imbalance:.2f} times the mean kernel time: divide {short_name(table)}"
+        )
+    return tuple(found)
+
+
+def short_name(parameter: str) -> str:
+    """A table's name as plans have it."""
+    return parameter.removesuffix(".weight").rpartition(".")[2]
