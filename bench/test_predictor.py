@@ -4,12 +4,13 @@ import resource
 import subprocess
 import sys
 import time
-from itertools import cycle
+from itertools import cycle, product
 
 import pytest
 
 from perfmodel.api import Predictor, as_topology
 from perfmodel.config import load_plan
+from perfmodel.errors import InfeasiblePlanError
 from perfmodel.units import KIBI, format_bytes
 
 pytestmark = pytest.mark.bench
@@ -62,6 +63,58 @@ def test_many_ranks(capsys):
         print(
             f"\n{prediction.n_ranks} ranks: topology {built - begin:.2f} s, prediction {done - built:.2f} s, "
             f"process peak {format_bytes(peak)}"
+        )
+
+
+def test_many_ranks_in_3d_parallel(capsys):
+    """16,384 ranks: GPT-3 175B with tp 8, pp 16, dp 128, 16 micro-batches and ZeRO 1 on 2,048 hosts of 8 H100."""
+    made = Predictor("gpt3_175b", "dgx_h100")
+    made.graph(batch=1)
+    machine, plan = as_topology("dgx_h100", nodes=2048), load_plan("tp=8,pp=16,shard=optimizer,accumulate=16")
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        run = made.run(plan, topology=machine)
+        times.append(time.perf_counter() - begin)
+    begin = time.perf_counter()
+    floor = made.floor(plan, topology=machine)
+    floor_s = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBI
+    n_tasks = sum(len(part.tasks) for part in run.classes)
+    assert floor.iteration_time_s <= run.prediction.iteration_time_s
+    with capsys.disabled():
+        print(
+            f"\n{run.prediction.n_ranks} ranks in 3D, {n_tasks:,} tasks: first {times[0]:.2f} s, then {min(times[1:]):.2f} s; "
+            f"its floor {floor_s:.2f} s; process peak with torch {format_bytes(peak)}"
+        )
+
+
+def plans_for_128_ranks():
+    """Valid plans of an 8B transformer: tensor, pipeline and data parallel, states divided or not, 1 to 16 micro-batches."""
+    axes = product((1, 2, 4, 8), (1, 2, 4, 8), ("nothing", "optimizer", "gradients", "parameters"), (1, 2, 4, 8, 16))
+    texts = [f"tp={tp},pp={pp},shard={shard},accumulate={n}" for tp, pp, shard, n in axes]
+    return [load_plan(text) for text in texts if not ("pp=1," in text and "tp=1," in text and "shard=nothing" in text)]
+
+
+def test_plan_evaluations_per_second(capsys):
+    """llama3_8b on 128 H100, its graph extracted: every plan's floor (place, price, steady state, memory), first and again."""
+    made = Predictor("llama3_8b", as_topology("dgx_h100", nodes=16))
+    made.graph(batch=1)
+    plans = plans_for_128_ranks()
+    rates, exact = [], 0
+    for _ in range(3):
+        begin = time.perf_counter()
+        exact, refused = 0, 0
+        for plan in plans:
+            try:
+                exact += made.floor(plan, batch=1).is_exact
+            except InfeasiblePlanError:
+                refused += 1
+        rates.append(len(plans) / (time.perf_counter() - begin))
+    with capsys.disabled():
+        print(
+            f"\nllama3_8b on 128 ranks, {len(plans)} plans ({refused} do not fit): {rates[0]:.0f} plans/s while stages and "
+            f"segments are made, then {max(rates[1:]):.0f} plans/s"
         )
 
 
