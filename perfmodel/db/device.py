@@ -70,7 +70,7 @@ class Device:
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
     `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
-    `n_processes` share its cores equally (see `shared`).
+    `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Device:
     cite: Mapping[str, str]
     overlap_factor: float = 1.0
     n_processes: int = 1
+    n_on_host: int = 1
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
 
@@ -116,7 +117,10 @@ def shared(device: Device, n_processes: int) -> Device:
     return replace(
         device,
         n_processes=n_processes,
+        n_on_host=n_processes,
         memory_bytes=device.memory_bytes // n_processes,
         host=host,
-        overlap_factor=max(device.overlap_factor, GLOO_OVERLAP) if n_processes >= device.n_sms else device.overlap_factor,
+        overlap_factor=max(device.overlap_factor, GLOO_OVERLAP)
+        if n_processes >= device.n_sms
+        else device.overlap_factor,
     )

@@ -66,10 +66,10 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     """The module's formula, the features of its correction and what the fit range bounds."""
     columns = columns_of(calls)
     found = evaluate(segment.parameters, columns, device)
-    if device.n_processes == 1:
+    if device.n_on_host == 1:
         return found
     shared_s = found.time_s * slowdown(segment.parameters, columns, device)
-    return replace(found, time_s=shared_s + crowded_faults_s(columns["fresh_bytes"], device.n_processes))
+    return replace(found, time_s=shared_s + crowded_faults_s(columns["fresh_bytes"], device.n_on_host))
 
 
 def crowded_faults_s(fresh_bytes: Floats, n_processes: int) -> Floats:
