@@ -106,8 +106,6 @@ class TensorParallel(Spec):
         vocabulary: the token embedding and the head that gives logits.
         vocabulary_parallel: split those too, with the loss; without it every rank has them whole.
         sequence: split the tokens of norms, dropouts and residuals between the parallel regions.
-        async_tp: gather and scatter tokens piece by piece beside the matrix products that need or make them (torch's
-            asynchronous tensor parallelism on symmetric memory); without it collectives block. Needs `sequence`.
     """
 
     column: tuple[str, ...] = COLUMN
@@ -115,15 +113,6 @@ class TensorParallel(Spec):
     vocabulary: tuple[str, ...] = VOCABULARY
     vocabulary_parallel: bool = True
     sequence: bool = False
-    async_tp: bool = False
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TensorParallel:
-        if self.async_tp and not self.sequence:
-            raise ValueError(
-                "async_tp: found true with sequence false, allowed with sequence true: it overlaps the gathers"
-            )
-        return self
 
 
 class Pipeline(Spec):
@@ -215,7 +204,8 @@ class PlanSpec(Spec):
 
     Attributes:
         mesh: ranks along `pp` (pipeline stages), `dp` (replicas), `cp` (context parallel: a ring over the tokens of a
-            sample) and `tp` (tensor parallel), in rank order: the last varies fastest. Without `dp` the ranks left over are replicas.
+            sample) and `tp` (tensor parallel), in rank order: the last varies fastest. Without `dp` the ranks left over are
+            replicas.
         accumulate: micro-batches per iteration, each of the model's batch size; gradients are reduced after the last
             (`no_sync` before).
         micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
@@ -282,7 +272,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 _SHORT = {
     **dict.fromkeys((*DataParallel.model_fields,), "data_parallel"),
     **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
-    **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tensor_parallel"),
+    **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks"), "pipeline"),
     **dict.fromkeys(MESH_DIMS, "mesh"),
 }

@@ -22,7 +22,7 @@ from perfmodel.sim.program import COMM, COMPUTE, COPY
 MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
-    "recv_next": 8, "copies": 9, "context": 10, "expert": 11,
+    "recv_next": 8, "copies": 9, "context": 10,
 }  # fmt: skip
 
 FloatArray = NDArray[np.float64]

@@ -35,7 +35,7 @@ def _candidates(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[str, PlanSpec]]:
     """
     if plan.recompute is None:
         yield "recompute=selective", plan.model_copy(update={"recompute": "selective"})
-    replicas = n_ranks // (plan.size("pp") * plan.size("tp"))
+    replicas = n_ranks // (plan.size("pp") * plan.size("cp") * plan.size("tp"))
     stages = ("nothing", "optimizer", "gradients", "parameters")
     tied_down = plan.data_parallel.reduce != "buckets"
     for shard in stages[stages.index(plan.data_parallel.shard) + 1 :] if replicas > 1 and not tied_down else ():
@@ -45,7 +45,9 @@ def _candidates(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[str, PlanSpec]]:
         yield "recompute=full", plan.model_copy(update={"recompute": "full"})
     if replicas % 2 == 0:
         for dim in ("tp",) if plan.data_parallel.shard == "gradients" else ("pp", "tp"):
-            sizes = {name: plan.size(name) for name in ("pp", "tp")}
+            sizes = {
+                name: plan.size(name) for name in ("pp", "cp", "tp") if name in ("pp", "tp") or plan.size(name) > 1
+            }
             sizes[dim] *= 2
             yield f"{dim}={sizes[dim]}", _with(plan, mesh=sizes)
 

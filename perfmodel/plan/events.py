@@ -8,10 +8,10 @@ from typing import Literal
 
 from perfmodel.graph import Op, Phase
 
-# Communicators of their own: `tensor` of a tensor-parallel group, `copies` of the holders of one shard, `context` of a ring,
-# `expert` of an expert-parallel group; `send_next` to `recv_next` carry what pipeline stages send each other.
+# Communicators of their own: `tensor` of a tensor-parallel group, `copies` of the holders of one shard, `context` of a ring;
+# `send_next` to `recv_next` carry what pipeline stages send each other.
 Stream = Literal[
-    "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context", "expert"
+    "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context"
 ]  # fmt: skip
 CollectiveOp = Literal[
     "all_reduce",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from perfmodel.errors import InfeasiblePlanError
 
-DIMS = ("pp", "dp", "tp")  # outermost first: as Megatron-LM orders ranks, tensor groups are neighbours
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
@@ -68,5 +66,5 @@ def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:
     if "dp" in sizes:
         return Mesh(sizes=dict(sizes))
     order = [*sizes]
-    order.insert(order.index("tp") if "tp" in order else len(order), "dp")
+    order.insert(next((i for i, dim in enumerate(order) if dim in ("cp", "tp")), len(order)), "dp")
     return Mesh(sizes={dim: sizes.get(dim, n_ranks // named) for dim in order})

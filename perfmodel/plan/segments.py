@@ -66,21 +66,30 @@ def _after_compute(events: Iterable[Event]) -> list[Event]:
 def collective_event(op: Op, groups: Groups) -> Event:
     """The event of a communication op of a local graph."""
     group = str(op.attrs["group"])
+    ranks, siblings = groups.of[group], groups.siblings[group]
+    if op.name == "perfmodel.send_recv":
+        ring = _pairs(ranks)
+        ranks, siblings = ring[0], (*ring[1:], *(pair for other in siblings for pair in _pairs(other)))
     return Event(
-        stream="tensor",
+        stream="context" if group == "cp" else "tensor",
         phase=op.phase,
         collective=Collective(
             op=op.name.removeprefix("perfmodel."),  # type: ignore[arg-type]  # one of COLLECTIVE_OPS
             bytes=int(op.attrs["bytes"]),
-            ranks=groups.of[group],
+            ranks=ranks,
             dtype=op.inputs[0].dtype,
             instance=NO_INSTANCE,
             purpose=str(op.attrs["purpose"]),
-            siblings=groups.siblings[group],
+            siblings=siblings,
         ),
         reads=frozenset(spec.storage for spec in op.inputs),
         writes=frozenset(spec.storage for spec in op.outputs),
     )
+
+
+def _pairs(ring: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each rank of a ring with the next."""
+    return list(zip(ring, (*ring[1:], ring[0]), strict=True))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from perfmodel.plan.layout import Shard, local_size, local_spec, row_major
 from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
 
 FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
-COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather")
+COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather", "perfmodel.send_recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,17 @@ class TokenSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What is split over the `n_ranks` ranks of mesh dimension `group`: parameters by name, and the tokens if given."""
+    """What is split over the `n_ranks` ranks of mesh dimension `group`: parameters by name, and the tokens if given.
+
+    `inputs` splits tensors that are there from the beginning (by id): then every rank has samples or tokens of its own, and
+    gradients of parameters stay sums over ranks, which replicas reduce.
+    """
 
     group: str
     n_ranks: int
     parameters: Mapping[str, Shard]
     sequence: TokenSplit | None = None
+    inputs: Mapping[int, Shard] = field(default_factory=dict)
 
 
 def shard_graph(graph: Graph, split: Split) -> Graph:
@@ -73,6 +78,7 @@ class _Sharding:
         self.next_id = FIRST_NEW
         self.unsummed: dict[int, TensorSpec] = {}  # parameter gradients to be summed after backward
         self.modules: dict[str, Shard] = {}
+        self.seeds = dict(split.inputs)
         for parameter in graph.parameters:
             shard = split.parameters.get(parameter.name)
             if shard is not None:
@@ -84,6 +90,9 @@ class _Sharding:
         optimizing = False
         for op in self.graph.ops:
             self.op, self.whole = op, {}
+            for spec in op.inputs:
+                if spec.id in self.seeds:
+                    self._put(spec, self.seeds.pop(spec.id))
             self.begin_of.append(len(self.ops))
             if op.phase == "optimizer" and not optimizing:
                 optimizing = True
@@ -142,6 +151,10 @@ class _Sharding:
     def is_partial(self, spec: TensorSpec) -> bool:
         """Whether the tensor is still to be summed."""
         return spec.storage in self.state.partial
+
+    def sums_stay(self) -> bool:
+        """Whether replicas reduce what is left to be summed."""
+        return bool(self.split.inputs)
 
     def mark_partial(self, spec: TensorSpec) -> None:
         """The op leaves this output to be summed."""
@@ -205,6 +218,8 @@ class _Sharding:
         if not specs:
             return
         self.state.partial -= {spec.storage for spec in specs}
+        if self.split.inputs:
+            return
         self._emit("all_reduce", tuple(specs), tuple(specs), sum(s.bytes for s in specs), "gradients of shared weights")
 
     def _gradients(self) -> list[TensorSpec]:
@@ -325,6 +340,8 @@ def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, 
     attrs = dict(op.attrs)
     if "size" in attrs and outputs:
         attrs["size"] = list(outputs[0].shape)
+    if op.name in COLLECTIVE_OPS:
+        attrs["bytes"] = sum(spec.bytes for spec in inputs)
     if "num_weights" in attrs:
         attrs["num_weights"] = outputs[0].shape[0]
     if "split_size" in attrs:

@@ -26,6 +26,9 @@ class Splits(Protocol):
     def is_partial(self, spec: TensorSpec) -> bool:
         """Whether the tensor is still to be summed over the group."""
 
+    def sums_stay(self) -> bool:
+        """Whether gradients of parameters stay sums over the group, which replicas reduce."""
+
     def complete(self, spec: TensorSpec) -> None:
         """Sums it over the group now."""
 
@@ -83,9 +86,15 @@ def transpose(op: Op, splits: Splits) -> Outputs:
     return [shard.at(order.index(shard.dim))]
 
 
+_CASTS = ("aten._to_copy", "aten.clone")  # a sum cast is the sum of what is cast
+
+
 def pointwise(op: Op, splits: Splits) -> Outputs:
     """Each output element from the input elements at its place; a whole input is sliced, which costs nothing."""
     partial = [spec for spec in op.inputs if splits.is_partial(spec)]
+    if partial and splits.sums_stay() and op.name in _CASTS:
+        splits.mark_partial(op.outputs[0])
+        return [None] * len(op.outputs)
     sums = op.name in ("aten.add", "aten.add_") and len(partial) == len(op.inputs) > 1
     if not sums:
         for spec in partial:
@@ -285,7 +294,10 @@ def attention(op: Op, splits: Splits) -> Outputs:
     """Fused attention: heads (dimension 1 of query) are independent."""
     for spec in op.inputs:
         splits.complete(spec)
-    shard = next((s for s in map(splits.of, op.inputs) if s is not None and s.kind == "weight"), None)
+    shards = [s for s in map(splits.of, op.inputs) if s is not None]
+    shard = next((s for s in shards if s.kind == "weight"), None)
+    if shard is None and shards and all(s.dim == 2 for s in shards):
+        return [shards[0] if len(spec.shape) > 2 else None for spec in op.outputs]  # tokens: a ring takes its place
     if shard is None:
         return [None] * len(op.outputs)
     if shard.dim != 1:
@@ -325,6 +337,8 @@ def nll_loss(op: Op, splits: Splits) -> Outputs:
         return [None] * len(op.outputs)
     if op.name == "aten.nll_loss_backward":
         return [shard]
+    if shard.kind == "sequence":
+        return [None] * len(op.outputs)  # each rank has the loss of its tokens
     splits.exchange_rows(source, "logits of the targets")
     return [None] * len(op.outputs)
 
@@ -356,7 +370,13 @@ def _named(rule: Rule, *names: str) -> dict[str, Rule]:
     return {f"aten.{name}": rule for name in names}
 
 
+def passed_on(op: Op, splits: Splits) -> Outputs:
+    """What goes round a ring arrives as it left."""
+    return [splits.of(spec) for spec in op.inputs]
+
+
 RULES: Mapping[str, Rule] = {
+    "perfmodel.send_recv": passed_on,
     **_named(reshape, "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_reshape_alias"),
     **_named(transpose, "t", "transpose", "permute"),
     **_named(product, "mm", "addmm", "bmm", "baddbmm"),

@@ -9,6 +9,7 @@ from functools import partial
 from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
+from perfmodel.plan.context_parallel import context_parallel
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.mesh import Mesh
 from perfmodel.plan.schedule import Step, schedule
@@ -20,7 +21,7 @@ from perfmodel.plan.tensor_parallel import tensor_parallel
 Group = tuple[int, ...]
 
 # Mesh dimensions along which ranks hold the same dense parameters, whose gradients they reduce.
-REPLICAS = ("dp",)
+REPLICAS = ("dp", "cp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,11 @@ class Spread:
     def __init__(self, graph: Graph, plan: PlanSpec, mesh: Mesh) -> None:
         self.plan, self.mesh = plan, mesh
         self.n_stages, self.n_chunks = mesh.size("pp"), plan.pipeline.chunks
-        tp = mesh.size("tp")
+        tp, cp = mesh.size("tp"), mesh.size("cp")
         # What follows from a graph keeps its own facts with it: an autotuner that tries many meshes finds them again.
-        facts = facts_of(graph).derived(
-            ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(graph, plan.tensor_parallel, tp))
+        whole = facts_of(graph).derived(("cp", cp), lambda: GraphFacts(context_parallel(graph, cp)))
+        facts = whole.derived(
+            ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(whole.graph, plan.tensor_parallel, tp))
         )
         self.local = facts.graph
         n_cuts = self.n_stages * self.n_chunks
@@ -85,11 +87,12 @@ class Spread:
     def groups(self, stage: int, rank: int) -> Groups:
         """The groups of a rank at a stage, and those of the other ranks of its stage.
 
-        `tp`: its tensor-parallel group; `dp`: the ranks with the same parameters; `shard` and `copies`: of those, the
-        ones between which states are divided, and the ones that hold the same part of them.
+        `tp`: its tensor-parallel group; `cp`: its ring; `dp`: the ranks with the same parameters; `shard` and
+        `copies`: of those, the ones between which states are divided, and the ones that hold the same part of them.
         """
         along: dict[str, Callable[[int], Group]] = {
             "tp": partial(self._along, ("tp",)),
+            "cp": partial(self._along, ("cp",)),
             "dp": partial(self._along, REPLICAS),
             "shard": self._shard_group,
             "copies": self._copies,

@@ -56,7 +56,7 @@ def test_shipped_plans_load(name):
         ({"embeddings": {"t0": -1}}, "embeddings.placement.t0: found -1, allowed a rank"),
         ({"embeddings": {"t0": "row_wise"}}, "embeddings.placement.t0: found 'row_wise', allowed a rank"),
         ({"deepspeed": 4}, "deepspeed: unknown key, allowed name, mesh, data_parallel, "),
-        ({"mesh": {"tq": 4}}, "mesh: found 'tq', allowed pp, dp, tp; did you mean 'tp'"),
+        ({"mesh": {"tq": 4}}, "mesh: found 'tq', allowed pp, dp, cp, tp; did you mean 'tp'"),
         ({"mesh": {"tp": 0}}, "mesh.tp: found 0, allowed more than 0"),
         (
             {"pipeline": {"chunks": 2}},
@@ -65,7 +65,6 @@ def test_shipped_plans_load(name):
         ({"accumulate": 2, "micro_batches": 2}, "accumulate: found 2 with micro_batches 2, allowed one of them"),
         ({"fsdp": {"ranks": 2}}, "fsdp: found with data_parallel.shard nothing, allowed with parameters"),
         ("zero1,compression=fp16", "compression: found fp16 with shard optimizer .* communication hook"),
-        ("tp=2,async_tp=true", "async_tp: found true with sequence false, allowed with sequence true"),
         ("schedule=zero_bubble", "pipeline.schedule: found zero_bubble with one stage"),
         ({"accumulate": 0}, "accumulate: found 0, allowed more than 0"),
         ({"data_parallel": {"bucket_kap": "1 MiB"}}, "data_parallel.bucket_kap: unknown key, .*'bucket_cap'"),
