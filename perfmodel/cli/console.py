@@ -63,15 +63,20 @@ def from_stdin(given: Mapping[str, str]) -> dict[str, Source]:
 
 
 class OutFile(click.ParamType[Path]):
-    """A file to write: not empty, not a folder, in a folder that exists."""
+    """A file to write: not empty, not a folder, in a folder that exists, with one of the suffixes if there are any."""
 
     name = "file"
+
+    def __init__(self, suffixes: tuple[str, ...] = ()) -> None:
+        self.suffixes = suffixes
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path, or a usage error that says what is wrong with it."""
         path = Path(str(value))
         if not str(value).strip():
             self.fail("found an empty name, allowed a file to write", param, ctx)
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            self.fail(f"{path}: found suffix {path.suffix!r}, allowed {', '.join(self.suffixes)}", param, ctx)
         if path.is_dir():
             self.fail(f"{path}: found a folder, allowed a file to write", param, ctx)
         if not path.parent.is_dir():
@@ -80,6 +85,7 @@ class OutFile(click.ParamType[Path]):
 
 
 OUT_FILE = OutFile()
+PICTURE = OutFile((".svg", ".png", ".pdf"))
 
 
 def is_quiet() -> bool:

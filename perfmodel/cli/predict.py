@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from perfmodel.cli.completion import MODEL, PLAN, TOPOLOGY
-from perfmodel.cli.console import OUT_FILE, Waiting, from_stdin, note, stdout_color, stdout_width
+from perfmodel.cli.console import OUT_FILE, PICTURE, Waiting, from_stdin, note, stdout_color, stdout_width
 from perfmodel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ Key = TypeVar("Key")
 @click.option(
     "--plot",
     "plot_path",
-    type=OUT_FILE,
+    type=PICTURE,
     help="Also write the pictures, such as out.svg: out-breakdown.svg, out-timeline.svg and so on.",
 )
 @click.option("--strict", is_flag=True, help="Fail if any time is not from a calibrated model.")

@@ -72,7 +72,7 @@ def shard(context: click.Context, plans: str | None, **options: Any) -> None:
     _show(_ranked(given, options), options)
 
 
-@shard.command()
+@shard.command(epilog="Example: perfmodel shard explain plan.yaml --model dlrm --topo dgx")
 @click.argument("plan")
 @_shared
 def explain(plan: str, **options: Any) -> None:
@@ -83,7 +83,7 @@ def explain(plan: str, **options: Any) -> None:
     click.echo(json.dumps(plain_ranking(ranking, 1), indent=2) if options["as_json"] else render_plan(ranking.plans[0]))
 
 
-@shard.command()
+@shard.command(epilog="Example: perfmodel shard improve plan.yaml --model dlrm --topo dgx")
 @click.argument("plan")
 @_shared
 @_searching
@@ -92,7 +92,7 @@ def improve(plan: str, **options: Any) -> None:
     _show(_ranked([plan], options, start=plan), options)
 
 
-@shard.command()
+@shard.command(epilog="Example: perfmodel shard sensitivity plan.yaml --model dlrm --topo dgx")
 @click.argument("plan")
 @_shared
 def sensitivity(plan: str, **options: Any) -> None:

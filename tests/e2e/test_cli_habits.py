@@ -16,6 +16,7 @@ WITHOUT_JSON = {
     "topo import",
     "devices add",
     "completion",
+    "sweep",
     "calibrate kernels",
     "calibrate collectives",
     "trace export",

@@ -83,3 +83,16 @@ def test_the_command_writes_the_page_and_prints_the_front(tmp_path):
     text = page.read_text()
     assert text.count("<title>no answer<") == 1
     assert "300 ms" in text
+
+
+def test_a_page_may_be_read_by_others(tmp_path):
+    import os
+
+    from perfmodel.report.write import write_text
+
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "p.html", "x")
+        assert (tmp_path / "p.html").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
