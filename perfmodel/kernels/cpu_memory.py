@@ -17,9 +17,10 @@ from perfmodel.kernels.copy import touched_bytes
 from perfmodel.kernels.cpu_heap import MAP_BYTES, SMALL_BYTES, Heap
 
 FAR = float("inf")
-# Small blocks of Python and of autograd lie between tensors and keep pages from being given back: eight nets faulted on this
-# share of the bytes that a heap of tensors alone would (counted by getrusage, 2026-11-29; see docs/guides/calibrate.md).
-GIVEN_BACK_FRAC = 0.35
+# Small blocks of Python and of autograd lie between tensors and keep pages from being given back. Eight nets (two DLRMs, two
+# MLPs, two transformers, two vision nets; none of them a live case) faulted on 0.11 to 1.6 times the bytes that a heap of
+# tensors alone would, 0.55 times in sum (getrusage's minor faults of 10 steps, two processes each, 2026-11-29).
+GIVEN_BACK_FRAC = 0.55
 HEAP_STEPS = 4  # from the third on, the heaps of the live models repeat
 
 
