@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
 from perfmodel.config.plan import PlanSpec, load_plan
 from perfmodel.config.reading import read_mapping
-from perfmodel.config.sharding import Kernel
+from perfmodel.config.sharding import Kernel, Sharding
 from perfmodel.db.device import Device
 from perfmodel.errors import ConfigError, InfeasiblePlanError, suggest
 from perfmodel.graph import Graph
@@ -19,7 +20,7 @@ from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import dense_memory
 from perfmodel.sharding.baselines import BASELINES
 from perfmodel.sharding.plan import with_placement
-from perfmodel.sharding.problem import Problem, read_constraints
+from perfmodel.sharding.problem import SEARCHED, Problem, read_constraints
 from perfmodel.sharding.rank import Candidate, Ranking, rank_candidates, short_name
 from perfmodel.sharding.search import Found, Search
 from perfmodel.sharding.surrogate import Surrogate
@@ -27,6 +28,9 @@ from perfmodel.topology import Topology
 from perfmodel.units import parse_seconds
 
 SEARCH_SHARE = 0.5  # of the time budget; the rest is for simulating what was found
+FAMILIES: tuple[tuple[Sharding, ...], ...] = (
+    ("table_wise",), ("column_wise",), ("table_wise", "column_wise"), ("row_wise",), SEARCHED
+)  # fmt: skip
 ALLOCATOR_SHARE = 0.97  # of a device's memory that plans may fill by the search's count: fragments and rounding
 
 
@@ -135,17 +139,17 @@ def find_plans(
     optimizer = {"adamw": "adam"}.get(
         graph.sparse_optimizer or graph.optimizer, graph.sparse_optimizer or graph.optimizer
     )
-    search = Search(problem, Surrogate(problem, plan.embeddings, device, topology, optimizer), seed=chosen.seed)
-    left_s = max(chosen.budget_s * SEARCH_SHARE - (time.monotonic() - begin), 0.0)
-    found = search.run(left_s) if chosen.start is None else search.improve(chosen.start.embeddings.placement, left_s)
+    costs = Surrogate(problem, plan.embeddings, device, topology, optimizer)
+    end = begin + chosen.budget_s * SEARCH_SHARE
+    found, n_evaluations = _searched(problem, costs, chosen, end)
     searched = time.monotonic() - begin
     candidates = [Candidate(plan=one, origin="given") for one in given]
-    candidates += [_candidate(plan, one, number) for number, one in enumerate(_varied(found, chosen.top))]
+    candidates += [_candidate(plan, one, number) for number, one in enumerate(found)]
     if chosen.baselines:
         for name, make in BASELINES.items():
             candidates.append(Candidate(plan=with_placement(plan, make(problem, chosen.seed), name), origin="baseline"))
     ranking = rank_candidates(candidates, _within(simulate, begin + chosen.budget_s, len(given) + 1))
-    return replace(ranking, n_evaluations=search.n_evaluations, search_s=searched)
+    return replace(ranking, n_evaluations=n_evaluations, search_s=searched)
 
 
 def _candidate(plan: PlanSpec, found: Found, number: int) -> Candidate:
@@ -154,8 +158,29 @@ def _candidate(plan: PlanSpec, found: Found, number: int) -> Candidate:
     )
 
 
-def _varied(found: Sequence[Found], top: int) -> Sequence[Found]:
-    return found[:top]
+def _searched(problem: Problem, costs: Surrogate, options: SearchOptions, end: float) -> tuple[list[Found], int]:
+    """The best of each family of shardings, in turn, and how many placements were evaluated.
+
+    Every kind of sharding in a plan has exchanges and operators of its own on every rank, whose launches and latencies the
+    separable cost does not see: so families with few kinds have searches of their own, and the simulator compares them.
+    """
+    if options.start is not None:
+        search = Search(problem, costs, seed=options.seed)
+        return search.improve(options.start.embeddings.placement, end - time.monotonic()), search.n_evaluations
+    families: list[list[Found]] = []
+    n_evaluations = 0
+    for number, shardings in enumerate(FAMILIES):
+        left_s = max(end - time.monotonic(), 0.0) / (len(FAMILIES) - number)
+        try:
+            search = Search(replace(problem, shardings=shardings), costs, seed=options.seed)
+        except InfeasiblePlanError:
+            if shardings == SEARCHED:
+                raise
+            continue
+        families.append(search.run(left_s))
+        n_evaluations += search.n_evaluations
+    found = [one for turn in zip_longest(*families) for one in turn if one is not None]
+    return found[: options.top], n_evaluations
 
 
 class _TimeUpError(InfeasiblePlanError):

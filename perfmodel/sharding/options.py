@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perfmodel.config.sharding import Kernel, Sharding, TablePlacement
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.plan.shards import TableShard, shards_of
-from perfmodel.sharding.problem import MAX_COPIED_ROWS, SEARCHED, Constraint, Problem
+from perfmodel.sharding.problem import MAX_COPIED_ROWS, Constraint, Problem
 
 MAX_COLUMN_PARTS = 8
 Groups = tuple[tuple[int, ...], ...]
@@ -52,7 +52,7 @@ class Option:
 def options_of(problem: Problem, name: str) -> tuple[Option, ...]:
     """Every option that a table's constraint allows. Raises InfeasiblePlanError if there is none."""
     rule = problem.constraint(name)
-    allowed = rule.sharding or SEARCHED
+    allowed = rule.sharding or problem.shardings
     if rule.together:
         allowed = ("table_wise",)
     found = []

@@ -45,7 +45,7 @@ class Problem:
         host_bytes: memory of the hosts that each rank has for tables.
         row_bytes: bytes of a row with its optimizer's state, by the table's parameter.
         constraints: by table.
-        kernels: kernels that the search may choose from, best first; a table's constraint replaces them.
+        kernels, shardings: what the search may choose from; a table's constraint replaces them.
     """
 
     tables: Mapping[str, TableAccess]
@@ -57,6 +57,7 @@ class Problem:
     host_bytes: tuple[int, ...] = ()
     constraints: Mapping[str, Constraint] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ("fused",)
+    shardings: tuple[Sharding, ...] = SEARCHED
 
     def constraint(self, name: str) -> Constraint:
         """What a table may do."""
