@@ -22,7 +22,7 @@ _TRACE_SUFFIXES = (".json", ".json.gz", ".gz")
 @click.command(
     epilog="Example: perfmodel diagnose rank*.json.gz    or: perfmodel diagnose gpt2 --topo dgx_a100 --batch 1"
 )
-@click.argument("targets", nargs=-1, required=True)
+@click.argument("targets", nargs=-1)
 @click.option("--topo", "topology", help="Machine of a model: shipped name or YAML file.")
 @click.option("--plan", default="ddp", show_default=True, help="Plan of a model: shipped name, YAML file or text.")
 @click.option("--nodes", type=int, help="Nodes of the machine.")
@@ -32,6 +32,9 @@ _TRACE_SUFFIXES = (".json", ".json.gz", ".gz")
 @click.option("--device", help="Device of a trace, if it does not name one of the database.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--salvage", is_flag=True, help="Keep whole events of a trace that is cut off or damaged.")
+@click.option(
+    "--live", is_flag=True, help="Instead: make known mistakes on this CPU, mend them, compare gains. TARGETS: cases."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def diagnose(targets: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Find what keeps TARGETS (traces of the ranks of one run, or one model) slow, and what mending it gains.
@@ -39,6 +42,11 @@ def diagnose(targets: tuple[str, ...], *, as_json: bool, **options: Any) -> None
     Exit code 0 with or without findings.
     """
     salvage, device = options.pop("salvage"), options.pop("device")
+    if options.pop("live"):
+        _live(targets, as_json=as_json)
+        return
+    if not targets:
+        raise click.UsageError("missing TARGETS: traces of one run, or a model")
     given = {key: value for key, value in options.items() if value is not None}
     paths = [Path(target) for target in targets]
     if "topology" not in given and all(path.name.endswith(_TRACE_SUFFIXES) and path.exists() for path in paths):
@@ -85,3 +93,20 @@ def _of_model(model: str, options: Mapping[str, Any]) -> tuple[Finding, ...]:
         return predict_run(model, topology, plan, **{**known, **changed})
 
     return diagnose_run(again({}), again)
+
+
+def _live(names: Sequence[str], *, as_json: bool) -> None:
+    from perfmodel.diagnose.live import run_fixes
+    from perfmodel.errors import suggest
+    from perfmodel.profiling.live_cases import CASES
+    from perfmodel.report.diagnosis import fixes_to_dict, render_fixes
+
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise ConfigError(
+            [f"--live: found {name!r}, allowed {', '.join(CASES)}{suggest(name, CASES)}" for name in unknown]
+        )
+    found = run_fixes(names or tuple(CASES), lambda text: click.echo(text, err=True))
+    click.echo(
+        json.dumps(fixes_to_dict(found), indent=2) if as_json else render_fixes(found, table_width()), nl=as_json
+    )

@@ -15,7 +15,7 @@ from perfmodel.traces.explain import explain_steps, spans_of
 from perfmodel.traces.link import Links, ancestors, find_steps, link
 from perfmodel.traces.ranks import Job
 from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace, Step
-from perfmodel.units import PS_PER_S, ps_to_seconds
+from perfmodel.units import PS_PER_S, US_PER_S, ps_to_seconds
 from perfmodel.utilisation.families import family_of
 from perfmodel.utilisation.levels import Work, device_work
 
@@ -108,7 +108,9 @@ def make_view(job: Job, device: Device) -> View:
     waits = Counter[int]()
     for row in parts:
         waits[row.rank] += round(row.parts["waiting for ranks"] * PS_PER_S)
-    ranks = tuple(_rank(trace, device) for trace in job.traces)
+    # On the job's clock, so that ranks meet in the replay as they did.
+    aligned = [replace(trace, origin_us=job.starts_s[trace.rank] * US_PER_S) for trace in job.traces]
+    ranks = tuple(_rank(trace, device) for trace in aligned)
     main = min(ranks, key=lambda rank: (waits[rank.trace.rank], rank.trace.rank))
     return View(job=replace(job, traces=tuple(r.trace for r in ranks)), device=device, ranks=ranks, main=main)
 

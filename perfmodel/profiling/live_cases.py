@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 BATCH, WIDTH = 64, 1024
-UNPACKINGS = 6
+UNPACKINGS = 50
 RARELY = 1000  # steps between what should not happen in each
 EVALUATION_EVERY = 10
 MAX_STEPS = 2000

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from perfmodel.diagnose.finding import Finding
+from perfmodel.diagnose.live import FixResult
+from perfmodel.report.trace_load import text_table
 from perfmodel.units import format_percent, format_time
+
+CLOSE_FRAC = 0.25  # of the gain: what a predicted gain should be within
 
 
 def diagnosis_to_dict(found: Sequence[Finding]) -> dict[str, object]:
@@ -44,3 +48,33 @@ def _wrapped(label: str, text: str, width: int) -> list[str]:
     if not text:
         return []
     return textwrap.wrap(text, width, initial_indent=f"   {label + ':':<10}", subsequent_indent=" " * 13)
+
+
+def fixes_to_dict(found: Sequence[FixResult]) -> dict[str, object]:
+    """Plain values for JSON; seconds and fractions."""
+    rows = [
+        {**asdict(r), "predicted_s": r.predicted_s, "measured_s": r.measured_s, "error_frac": r.error_frac}
+        for r in found
+    ]
+    return {"schema_version": 1, "fixes": rows}
+
+
+def render_fixes(found: Sequence[FixResult], width: int) -> str:
+    """Predicted beside measured gain of each fix."""
+    head = ("cause", "found", "step before", "step after", "predicted gain", "measured gain", "error of the gain")
+    rows = [
+        (
+            row.cause,
+            "yes" if row.found else "no",
+            format_time(row.before_s),
+            format_time(row.after_s),
+            format_time(row.predicted_s),
+            format_time(row.measured_s),
+            f"{100 * row.error_frac:+.1f}%",
+        )
+        for row in found
+    ]
+    close = sum(abs(row.error_frac) <= CLOSE_FRAC for row in found)
+    return (
+        text_table(head, rows, width) + f"{close} of {len(found)} gains predicted within {format_percent(CLOSE_FRAC)}\n"
+    )

@@ -38,6 +38,8 @@ _KNOWN = OPS | CALLS | SYNCS | PYTHON | DEVICE_KINDS.keys()
 _SILENT = frozenset({"trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu", "gpu_user_annotation", "activitytype"})
 _MODULE_PREFIX = "nn.Module: "
 
+MAX_SPREAD_US = 2.6e12  # 30 days; an integer clock in picoseconds holds 106
+
 Counts = Counter[tuple[NoteKind, str]]
 
 
@@ -68,10 +70,12 @@ def traces_of_events(path: str | Path, stream: ItemStream | ItemList) -> tuple[K
     n_events = _collect(stream, raws, counts)
     if not stream.list_key and not stream.is_list:
         raise ConfigError([f"{path}: traceEvents: not found; a PyTorch profiler trace has this list", *stream.lost])
+    if raws:
+        raws.sort(key=lambda raw: raw[0])
+        raws = _near(raws, counts)
     if not any(raw[3] not in SYNCS for raw in raws):
         why = ", ".join(f"{count} {text}" for (_, text), count in counts.items()) or "only metadata"
         raise ConfigError(f"{path}: traceEvents: no host or device spans among {n_events} events ({why})")
-    raws.sort(key=lambda raw: raw[0])
     notes = [Note(kind="dropped", text=f"lost with the damage: {line}") for line in stream.lost]
     if stream.n_replaced:
         counts["guessed", "characters that are no UTF-8, replaced"] += stream.n_replaced
@@ -128,6 +132,15 @@ def _add(
         return
     pid, tid = interned.text(event.get("pid")), interned.text(event.get("tid"))
     raws.append((float(ts), float(dur), interned.text(name), category, pid, tid, interned.details(category, event)))
+
+
+def _near(raws: list[Raw], counts: Counts) -> list[Raw]:
+    """Events whose times fit the simulator's clock: a damaged number would stretch the trace over months."""
+    middle = raws[len(raws) // 2][0]
+    near = [raw for raw in raws if abs(raw[0] - middle) < MAX_SPREAD_US and raw[1] < MAX_SPREAD_US]
+    if len(near) < len(raws):
+        counts["dropped", "whose time is a month or more from the others"] += len(raws) - len(near)
+    return near
 
 
 def _is_time(value: Any) -> bool:

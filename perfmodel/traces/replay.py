@@ -247,7 +247,11 @@ def _wait_for_room(state: _State, trace: KinetoTrace) -> None:
         task = state.device_tasks.get(span.correlation)
         if task is None or span.kind != "kernel":
             continue
-        rooms = [state.device_tasks[f.correlation] for s, f in filling.items() if s != span.stream]
+        rooms = [
+            state.device_tasks[f.correlation]
+            for s, f in filling.items()
+            if s != span.stream and f.correlation in state.device_tasks
+        ]
         old = state.tasks[task]
         state.tasks[task] = replace(old, deps=(*old.deps, *((room, 0) for room in rooms)))
 

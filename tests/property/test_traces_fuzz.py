@@ -8,12 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfmodel.db import load_device
+from perfmodel.diagnose.diagnose import diagnose
 from perfmodel.errors import ConfigError
 from perfmodel.traces.explain import explain_lateness, explain_steps
 from perfmodel.traces.link import link
 from perfmodel.traces.ranks import load_job
+from perfmodel.utilisation.levels import utilisation_of
 
 SHARED = Path(__file__).parents[2].parent / "shared"
+A100 = load_device("a100_sxm_40gb")
 SOURCES = ("cuda_event_sync_multi_stream_a100.json.gz",)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -65,6 +69,8 @@ def survives(*paths, salvage=False):
     explain_lateness(job)
     for trace in job.traces:
         link(trace)
+    diagnose(job, A100)
+    utilisation_of(job.traces[0], A100)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -105,7 +111,7 @@ def mutations(text, number):
     if kind == 4:
         return bytes(body).replace(rng.choice([b'"dur"', b'"ts"', b'"correlation"', b'"cat"', b'"tid"']), b'"x"')
     return bytes(body).replace(
-        b"1", rng.choice([b"-1", b"1e300", b"null", b'"z"', b"9999999999999999999999"]), rng.randrange(1, 60)
+        b"1", rng.choice([b"-1", b"1e300", b"null", b'"z"', b"9999999999999999999999", b"11"]), rng.randrange(1, 60)
     )
 
 

@@ -131,3 +131,14 @@ def test_bad_targets_are_one_line(args, message, capsys, tmp_path, monkeypatch):
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in lines[-1]
+
+
+def test_clocks_that_differ_change_nothing(tmp_path):
+    """Rank 1's clock 1000 s ahead: the same findings, with the same gains."""
+    documents = build(**CASES["straggler"])
+    together = diagnose(load_job(write(tmp_path, documents)), A100)
+    for event in documents[1]["traceEvents"]:
+        event["ts"] += 1e9
+    apart = diagnose(load_job(write(tmp_path, documents)), A100)
+    assert [row.cause.id for row in apart] == [row.cause.id for row in together]
+    assert [row.gain_s for row in apart] == pytest.approx([row.gain_s for row in together], rel=1e-3)
