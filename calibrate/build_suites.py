@@ -49,6 +49,7 @@ MLPERF_MODELS = {
     "resnet50_mlperf": ("resnet50", "ddp"),
     "bert_large_mlperf": ("bert_large", "ddp"),
 }
+MEGATRON_PLAN = "data_parallel.reduce=after_backward,pipeline.host_sync=true"
 MEGATRON_NODES = {
     2: "topologies/dgx_a100_80gb_2gpu.yaml", 4: "topologies/dgx_a100_80gb_4gpu.yaml", 8: "dgx_a100_80gb",
     64: "topologies/dgx_a100_80gb_4nic_x8.yaml", 128: "topologies/dgx_a100_80gb_4nic_x16.yaml",
@@ -209,7 +210,7 @@ def megatron(folder: Path) -> Iterator[Cells]:
                 "name": f"{kind}-{number}-h{size[0]}-l{size[2]}-t{row['tp']}-d{row['dp']}-p{row['pp']}",
                 "model": f"models/megatron_{'_'.join(size)}.yaml",
                 "topology": MEGATRON_NODES[int(row["num_gpus"])],
-                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro},data_parallel.reduce=after_backward,pipeline.host_sync=true",
+                "plan": f"tp={row['tp']},pp={row['pp']},micro_batches={n_micro},{MEGATRON_PLAN}",
                 "batch_per_rank": str(int(row["global_batch"]) // int(row["dp"])),
                 "seq_len": row["seq_len"],
                 "precision": "bf16",
