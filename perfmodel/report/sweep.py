@@ -55,7 +55,18 @@ def read_table(path: Path, words: str | None = None) -> list[dict[str, Any]]:
         rows = _read_json(words, path) if words.lstrip()[:1] in ("{", "[") else _read_csv(words)
     if not rows:
         raise ConfigError(f"{path}: found no rows, allowed a table with a header and one row a prediction")
-    return rows
+    return [with_plan_columns(row) for row in rows]
+
+
+def with_plan_columns(row: Row) -> dict[str, Any]:
+    """The row with a column for every `key=value` of its inline plan, so that they can be axes.
+
+    >>> with_plan_columns({"plan": "zero1,tp=2"})
+    {'plan': 'zero1,tp=2', 'tp': 2.0}
+    """
+    words = str(row.get("plan") or "").split(",")
+    parts = {key.strip(): _number(value.strip()) for key, sign, value in (w.partition("=") for w in words) if sign}
+    return {**row, **{key: value for key, value in parts.items() if key not in row}}
 
 
 def _read_csv(words: str) -> list[dict[str, Any]]:
@@ -217,7 +228,6 @@ def _cell(value: object, column: str) -> Any:
 
 def heat_map(rows: Sequence[Row], choice: SweepChoice) -> str:
     """The best value of every pair of axis values, darker the worse; the best of all is framed."""
-    xs, ys = (_axis_values(rows, axis) for axis in (choice.x, choice.y))
     best: dict[tuple[object, object], float] = {}
     for row in rows:
         value = _signed(row, choice.value, choice)
@@ -226,6 +236,7 @@ def heat_map(rows: Sequence[Row], choice: SweepChoice) -> str:
             best[key] = min(value, best.get(key, math.inf))
     if not best:
         return ""
+    xs, ys = (_axis_values(best, axis) for axis in (0, 1))
     low, high = min(best.values()), max(best.values())
     left, top = 150.0, 10.0
     wide, tall = min((WIDTH - left) / len(xs), 120.0), 34.0
@@ -258,10 +269,10 @@ def heat_map(rows: Sequence[Row], choice: SweepChoice) -> str:
     return picture(WIDTH, bottom + 44, parts, f"{choice.value} over {choice.x} and {choice.y}")
 
 
-def _axis_values(rows: Sequence[Row], axis: str) -> list[object]:
-    found = list(dict.fromkeys(row.get(axis) for row in rows))
-    if len(found) > MAX_CELLS:
-        raise ConfigError(f"{axis}: found {len(found)} different values, allowed an axis of at most {MAX_CELLS}")
+def _axis_values(best: Mapping[tuple[object, object], float], axis: int) -> list[object]:
+    """The values of an axis in order; of more than MAX_CELLS those with the best cells."""
+    by_merit = sorted(best, key=lambda key: best[key])
+    found = list(dict.fromkeys(key[axis] for key in by_merit))[:MAX_CELLS]
     return sorted(found, key=lambda v: (0, v, "") if isinstance(v, int | float) else (1, 0, str(v)))
 
 

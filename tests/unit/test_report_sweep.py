@@ -96,3 +96,17 @@ def test_a_page_may_be_read_by_others(tmp_path):
         assert (tmp_path / "p.html").stat().st_mode & 0o777 == 0o640
     finally:
         os.umask(before)
+
+
+def test_keys_of_inline_plans_are_axes_and_long_axes_keep_their_best(tmp_path):
+    from perfmodel.report.sweep import heat_map
+
+    table = tmp_path / "plans.csv"
+    lines = [f'"tp={2 ** (n % 3)},pp={n}",{n + 1}' for n in range(60)]
+    table.write_text("plan,t\n" + "\n".join(lines))
+    rows = read_table(table)
+    assert {row["tp"] for row in rows} == {1.0, 2.0, 4.0}
+    drawn = heat_map(rows, SweepChoice(x="tp", y="pp", value="t", against="t"))
+    assert drawn.count("<rect") == 3 * 40
+    assert "pp 39:" in drawn
+    assert "pp 40:" not in drawn
