@@ -9,6 +9,7 @@ Doig 1960).
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def _bounded(
         except PerfModelError as error:
             refused.append(Refused(label=candidate.label, reason=_line(error)))
             continue
-        rows.append((objective.floor(floor) if objective.floor else 0.0, candidate.label, candidate))
+        rows.append((objective.floor(floor) if objective.floor else -math.inf, candidate.label, candidate))
     return sorted(rows, key=lambda row: row[:2])
 
 

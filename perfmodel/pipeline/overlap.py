@@ -42,7 +42,7 @@ def simulate_with_overlap(
     if not overlap or max(factors) <= 1.0:
         return Overlapped(steady=steady, settled=True)
     lost = 1.0 - 1.0 / np.repeat(np.array(factors), np.diff(compiled.wiring.offsets))
-    kinds = np.concatenate([compiled.kinds_of(cls) for cls in range(compiled.n_classes)])
+    kinds = compiled.kind
     is_compute = kinds == COMPUTE
     for _ in range(MAX_ROUNDS):
         beside = _beside_ps(steady.timeline, kinds) * is_compute

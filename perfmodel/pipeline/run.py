@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.config import PlanSpec
@@ -34,6 +35,9 @@ from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
 from perfmodel.units import ps_to_seconds
+
+MAX_PLACEMENTS = 32
+Ranks = tuple[tuple[RankDevice, int], ...]  # devices in rank order, and how many follow each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class PriceBooks:
         self.collectives = CollectivePrices()
         self.paces = Paces(self.collectives)
         self._processes: dict[str, dict[str, int]] = {}
+        self._placements: dict[tuple[int, str, Ranks], tuple[Graph, Placement]] = {}
         self._devices: dict[tuple[str, str | None, int], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
@@ -94,6 +99,20 @@ class PriceBooks:
                 for name in sorted({place.device for place in topology.ranks})
             }
         return known
+
+    def placed(
+        self, graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], make: Callable[[], Placement]
+    ) -> Placement:
+        """The placement of a plan on such ranks, made once while it is among the last `MAX_PLACEMENTS`."""
+        on = tuple((rank, len(list(same))) for rank, same in groupby(ranks))
+        key = (id(graph), plan.model_dump_json(), on)
+        known = self._placements.get(key)
+        if known is None:
+            made = make()
+            if len(self._placements) >= MAX_PLACEMENTS:
+                self._placements = {}
+            known = self._placements[key] = (graph, made)
+        return known[1]
 
     def fused(self, graph: Graph) -> Graph:
         """The graph as compiled code runs it, found once."""
@@ -220,11 +239,12 @@ def _placed(
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
-    return (
-        graph,
-        _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books),
-        devices,
-    )
+
+    def make() -> Placement:
+        return _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books)
+
+    # A predictor asked for the same plan on another machine of such devices has placed it before; floors are asked once.
+    return graph, books.placed(graph, plan, ranks, make) if advise else make(), devices
 
 
 def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:

@@ -45,7 +45,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
     """The prediction of a steady-state run; `classes[i]` is class i of the simulator."""
     iteration_s = ps_to_seconds(float(steady.iteration_ps))
     path, spread = _path(steady, classes)
-    parts = [sim_breakdown.breakdown(steady.timeline, i) for i in range(len(classes))]
+    parts = sim_breakdown.breakdowns(steady.timeline)
     # The class that waits least for others is the one the others wait for.
     order = sorted(range(len(classes)), key=lambda i: (parts[i].wait_ps, classes[i].rank_class.ranks))
     flops, model_flops = _flops(classes)
@@ -127,7 +127,12 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
         for name, spent in ordered
     )
     other_machine_s = ps_to_seconds(total) * _other_machine_frac(classes)
-    return shares, (math.hypot(*below.tolist(), other_machine_s), math.hypot(*above.tolist(), other_machine_s))
+    return shares, (_together(below, other_machine_s), _together(above, other_machine_s))
+
+
+def _together(parts_s: FloatArray, other_s: float) -> float:
+    """Square root of the sum of squares, added up in an order that does not depend on how causes are numbered."""
+    return math.hypot(*sorted(parts_s.tolist()), other_s)
 
 
 def _other_machine_frac(classes: Sequence[LoweredClass]) -> float:
@@ -182,7 +187,8 @@ def _top_ops(lowered: LoweredClass) -> tuple[OpShare, ...]:
     np.maximum.at(worst, place, tasks.source[device])
     starts = np.concatenate([[True], event[1:] != event[:-1]]) if len(event) else np.zeros(0, dtype=bool)
     calls = np.bincount(place[starts], minlength=len(keys))
-    total_s = float(time_s.sum()) or 1.0
+    # In the order of the tasks: that of the labels depends on what was priced before, and with it the last digit of a sum.
+    total_s = float(tasks.time_s[device].sum()) or 1.0
     rows = [
         OpShare(
             name=prices.names[int(key) // len(PHASES)],

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.sim.intervals import NO_SPANS, Spans, clip, divide, fold, total, union
-from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
+from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST, IntArray
 from perfmodel.sim.timeline import Timeline
+
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,71 @@ def breakdown(timeline: Timeline, cls: int) -> Breakdown:
     )
 
 
+def breakdowns(timeline: Timeline) -> list[Breakdown]:
+    """`breakdown` of every class, in one pass: the windows of the classes stand beside each other on one axis."""
+    compiled, period = timeline.compiled, timeline.makespan_ps
+    pitch = period + 1  # a gap keeps the spans of neighbours apart
+    cls = np.repeat(np.arange(compiled.n_classes), np.diff(compiled.wiring.offsets))
+    ready, start, end, kind = timeline.ready_ps, timeline.start_ps, timeline.end_ps, compiled.kind
+    layers = []
+    for code in (COMPUTE, COMM, COPY, None, HOST):
+        at = np.arange(compiled.n_tasks) if code is None else np.flatnonzero(kind == code)
+        spans = (ready, start) if code is None else (start[at], end[at])
+        of = cls[at]
+        if code == HOST:
+            flights, owner = _all_launches(timeline, kind == HOST, cls)
+            spans = (np.concatenate([spans[0], flights[0]]), np.concatenate([spans[1], flights[1]]))
+            of = np.concatenate([of, owner])
+        layers.append(union(_beside(timeline, spans, of, pitch)))
+    shares = divide(layers, 0, compiled.n_classes * pitch)
+    parts = [_by_class(share, pitch, compiled.n_classes) for share in (*shares[:-1], layers[1])]
+    return [
+        Breakdown(
+            compute_ps=compute,
+            exposed_comm_ps=comm,
+            exposed_copy_ps=copy,
+            wait_ps=wait,
+            host_ps=host,
+            idle_ps=period - compute - comm - copy - wait - host,
+            comm_ps=all_comm,
+        )
+        for compute, comm, copy, wait, host, all_comm in zip(*parts, strict=True)
+    ]
+
+
+def _beside(timeline: Timeline, spans: Spans, cls: IntArray, pitch: int) -> Spans:
+    """Spans in the window, moved to the part of the axis that belongs to their class."""
+    begin, period = timeline.begin_ps, timeline.makespan_ps
+    if not timeline.steady:
+        low, high = np.clip(spans[0], begin, begin + period), np.clip(spans[1], begin, begin + period)
+    elif period <= 0:
+        return NO_SPANS
+    else:
+        low = (spans[0] - begin) % period + begin
+        high = low + np.minimum(spans[1] - spans[0], period)
+    shift = cls * pitch - begin
+    over = np.maximum(high - (begin + period), 0)
+    wrapped = over > 0
+    starts = np.concatenate([low + shift, cls[wrapped] * pitch])
+    return starts, np.concatenate([high - over + shift, cls[wrapped] * pitch + over[wrapped]])
+
+
+def _by_class(spans: Spans, pitch: int, n_classes: int) -> list[int]:
+    """Length of disjoint spans by the part of the axis that they lie in."""
+    lengths = np.concatenate([[0], np.cumsum(spans[1] - spans[0])])
+    edges = np.searchsorted(spans[0], np.arange(n_classes + 1) * pitch)
+    return np.diff(lengths[edges]).tolist()  # type: ignore[no-any-return]  # numpy does not say of what
+
+
+def _all_launches(timeline: Timeline, is_host: BoolArray, cls: IntArray) -> tuple[Spans, IntArray]:
+    """As `_launches`, of all classes, and the class of each."""
+    wiring = timeline.compiled.wiring
+    owner = np.repeat(np.arange(timeline.compiled.n_tasks), np.diff(wiring.dep_ptr))
+    flies = is_host[wiring.dep_index] & ~is_host[owner]
+    left = timeline.end_ps[wiring.dep_index[flies]]
+    return (left, left + timeline.compiled.dep_lag_ps[flies]), cls[owner[flies]]
+
+
 def host_bound_spans(timeline: Timeline, cls: int) -> list[tuple[int, int]]:
     """The (start, end) of every interval counted in `Breakdown.host_ps`, ascending."""
     starts, ends = divide(_layers(timeline, cls), timeline.begin_ps, timeline.finish_ps)[4]
@@ -97,7 +165,7 @@ def _in_window(timeline: Timeline, spans: Spans) -> Spans:
     return union(clip(spans, timeline.begin_ps, timeline.finish_ps))
 
 
-def _launches(timeline: Timeline, cls: int, is_host: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Spans:
+def _launches(timeline: Timeline, cls: int, is_host: BoolArray) -> Spans:
     """From the end of each host task to when what it launched could start (a dep's lag)."""
     wiring, tasks = timeline.compiled.wiring, timeline.compiled.tasks_of(cls)
     first, last = int(wiring.dep_ptr[tasks.start]), int(wiring.dep_ptr[tasks.stop])

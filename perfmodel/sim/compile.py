@@ -20,6 +20,8 @@ class Compiled:
         programs: what was compiled.
         wiring: who waits for whom (`prev`, deps and groups; a dep's lag stands at the same place in `dep_lag_ps`).
         stream, duration_ps, dep_lag_ps: as in `Task`.
+        kind: what each task is: HOST, COMPUTE, COMM or COPY, by what its stream carries. A member of a group is communication
+            whatever its stream (a collective issued on the compute stream).
         order: all tasks such that whatever a task (or any member of its group) waits for stands before it.
     """
 
@@ -28,6 +30,7 @@ class Compiled:
     stream: IntArray
     duration_ps: IntArray
     dep_lag_ps: IntArray
+    kind: IntArray
     order: IntArray
 
     @property
@@ -49,14 +52,8 @@ class Compiled:
         return int(np.searchsorted(self.wiring.offsets, task, side="right")) - 1
 
     def kinds_of(self, cls: int) -> IntArray:
-        """What each task of a class is: HOST, COMPUTE, COMM or COPY, by what its stream carries.
-
-        A member of a group is communication whatever its stream (a collective issued on the compute stream).
-        """
-        tasks = self.tasks_of(cls)
-        streams, place = np.unique(self.stream[tasks], return_inverse=True)
-        of_stream = np.array([KIND_CODES[self.programs[cls].kind(s)] for s in streams.tolist()], dtype=np.int64)
-        return np.where(self.wiring.group[tasks] >= 0, COMM, of_stream[place] if len(streams) else self.stream[tasks])
+        """`kind` of each task of a class."""
+        return self.kind[self.tasks_of(cls)]
 
 
 def compile_programs(programs: Sequence[Program | ArrayProgram]) -> Compiled:
@@ -91,8 +88,20 @@ def compile_programs(programs: Sequence[Program | ArrayProgram]) -> Compiled:
         stream=np.concatenate([part.stream for part in parts]),
         duration_ps=np.concatenate([part.duration_ps for part in parts]),
         dep_lag_ps=np.concatenate([part.dep_lag_ps for part in parts]),
+        kind=np.where(group >= 0, COMM, np.concatenate([_kinds(part) for part in parts])),
         order=sweep_order(wiring),
     )
+
+
+def _kinds(part: ArrayProgram) -> IntArray:
+    """What the stream of each task carries."""
+    if not len(part.stream):
+        return part.stream
+    low = int(part.stream.min())
+    present = np.flatnonzero(np.bincount(part.stream - low)) + low
+    table = np.zeros(int(present[-1]) - low + 1, dtype=np.int64)
+    table[present - low] = [KIND_CODES[part.kind(stream)] for stream in present.tolist()]
+    return table[part.stream - low]
 
 
 def _check(cls: int, part: ArrayProgram) -> None:
