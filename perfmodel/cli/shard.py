@@ -61,7 +61,7 @@ def _searching(command: Any) -> Any:
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_context
-def shard(context: click.Context, plans: str | None, **options: Any) -> None:
+def shard(context: click.Context, /, plans: str | None, **options: Any) -> None:
     """Find embedding-sharding plans, and rank them by the simulated iteration time of the whole model."""
     if context.invoked_subcommand is not None:
         return

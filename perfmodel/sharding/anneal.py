@@ -13,7 +13,10 @@ from perfmodel.sharding.layout import Arrays, Floats, Ints
 from perfmodel.sim.loops import Loop, compiled_loop
 
 PENALTY = 10.0  # objective's factor for each device's memory that a plan is short of
-FACTOR_ENDS = (0.02, 1e-5)  # temperatures at the beginning and the end, as shares of the first objective
+# Temperatures as shares of the first objective: rounds of annealing begin hot, warm and cool in turn, and all end cold.
+FIRST_FACTORS = (0.3, 0.06, 0.015)
+LAST_FACTOR = 1e-5
+DRAWN_FRAC = 0.5  # of the moves to another option whose pieces go anywhere; the others' go where they cost least
 
 
 def objective(a: Arrays, load: Floats, held: Floats) -> float:
@@ -133,8 +136,9 @@ def anneal(  # noqa: C901, PLR0912, PLR0915 -- one flat loop on local names: wha
                 apply(a, load, held, (o, i, piece[t, i]), -1.0)
             option[t] = (before + 1 + np.random.randint(n_options - 1)) % n_options
             o = a.option_ptr[t] + option[t]
+            drawn = np.random.random() < DRAWN_FRAC
             for i in range(a.n_pieces[o]):
-                piece[t, i] = np.random.randint(a.n_groups[o])
+                piece[t, i] = np.random.randint(a.n_groups[o]) if drawn else best_group(a, load, held, o, i)[0]
                 apply(a, load, held, (o, i, piece[t, i]), 1.0)
         else:
             p = np.random.randint(a.n_pieces[o])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from perfmodel.config.plan import PlanSpec, load_plan
 from perfmodel.config.reading import read_mapping
@@ -69,7 +69,7 @@ def read_options(
         budget_s=budget_s,
         top=top,
         seed=seed,
-        kernels=tuple(words),  # type: ignore[arg-type] -- checked above
+        kernels=tuple(cast(list[Kernel], words)),
         rules=rules,
         start=load_plan(start) if start else None,
     )

@@ -123,7 +123,8 @@ def _arrays(
     np.add.at(cost, place, np.array(rows).reshape(-1, N_COMPONENTS))
     np.add.at(memory, place, np.array([device_bytes(problem, shard, whole[shard.name]) for shard in shards]))
     groups: dict[tuple[tuple[int, ...], ...], int] = {}
-    group_ptr, ranks = [0], []
+    group_ptr: list[int] = [0]
+    ranks: list[int] = []
     for option, _ in flat:
         if option.groups not in groups:
             groups[option.groups] = len(group_ptr) - 1

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.config.sharding import TablePlacement
-from perfmodel.sharding.anneal import FACTOR_ENDS, compiled
+from perfmodel.sharding.anneal import FIRST_FACTORS, LAST_FACTOR, compiled
 from perfmodel.sharding.cost import ShardCost
 from perfmodel.sharding.layout import Floats, Ints, Layout, lay_out
 from perfmodel.sharding.plan import Placements
 from perfmodel.sharding.problem import Problem
 
 STEPS_PER_TABLE = 4_000  # evaluations of a round of annealing for each table
-MIN_STEPS = 40_000
+MIN_STEPS = 200_000
 SLICE_STEPS = 200_000  # evaluations between two looks at the clock, about 0.1 s
 MAX_ROUNDS = 8
 N_KEPT = 16
@@ -140,7 +140,7 @@ class Search:
 
     def _work(self) -> float:
         a = self.layout.arrays
-        return float((a.n_pieces * a.n_groups).sum()) * len(a.capacity) * a.cost.shape[1] * 2
+        return float((a.n_pieces * a.n_groups).sum() * len(a.capacity) * a.cost.shape[1] * 2)
 
     def _empty(self) -> tuple[Floats, Floats]:
         n_ranks, n_components = len(self.layout.arrays.capacity), self.layout.arrays.cost.shape[1]
@@ -161,12 +161,12 @@ class Search:
         start = self._kept[min(number % 3, len(self._kept) - 1)]
         state = _State(start.option.copy(), start.piece.copy(), start.cost_s, "annealed")
         steps = max(STEPS_PER_TABLE * len(self.layout.tables), MIN_STEPS)
-        scale = max(start.cost_s, 1e-12)
-        ratio = FACTOR_ENDS[1] / FACTOR_ENDS[0]
+        hot = FIRST_FACTORS[number % len(FIRST_FACTORS)]
+        scale, ratio = max(start.cost_s, 1e-12), LAST_FACTOR / hot
         done = 0
         while done < steps:
             size = min(SLICE_STEPS, steps - done)
-            ends = tuple(scale * FACTOR_ENDS[0] * ratio ** (at / steps) for at in (done, done + size))
+            ends = tuple(scale * hot * ratio ** (at / steps) for at in (done, done + size))
             seed = self.seed * 1_000_003 + number * 1009 + done % 997
             state.cost_s = float(self._anneal(self.layout.arrays, state.option, state.piece, size, ends, seed))
             done += size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from perfmodel.config.plan import EmbeddingPlan
 from perfmodel.db.device import Device
 from perfmodel.graph import TableAccess
 from perfmodel.kernels import KernelCall, price_calls
-from perfmodel.kernels.table_batch import TableBatch, backward_calls, dense_update_calls, forward_calls
+from perfmodel.kernels.table_batch import Placement, TableBatch, backward_calls, dense_update_calls, forward_calls
 from perfmodel.plan.dist import INDEX_BYTES, LENGTH_BYTES, TRAVEL_BYTES
 from perfmodel.plan.sharded import PLACEMENT
 from perfmodel.plan.shards import TableShard
@@ -73,7 +74,8 @@ class Surrogate:
         """Forward and backward of each part (s), less what an operator costs in any case."""
         batches = [self._batch(shard) for shard in shards]
         empty = {_empty_key(batch): _next_to_nothing(batch) for batch in batches}
-        calls, owner = [], []
+        calls: list[KernelCall] = []
+        owner: list[int] = []
         for number, batch in enumerate((*batches, *empty.values())):
             for backward, found in ((0, forward_calls(batch)), (1, _backward(batch))):
                 calls += found
@@ -89,7 +91,7 @@ class Surrogate:
         return TableBatch(
             tables=(shard.access,),
             batch=self.problem.batch * (1 if copied else self.problem.n_ranks),
-            placement=PLACEMENT.get(shard.placement.kernel, "hbm"),  # type: ignore[arg-type] -- its values are placements
+            placement=cast(Placement, PLACEMENT.get(shard.placement.kernel, "hbm")),
             cache_load_factor=shard.placement.cache_load_factor,
             optimizer=self.optimizer,
             dense=shard.placement.kernel == "dense",

@@ -77,7 +77,7 @@ def test_branch_and_bound_is_the_enumerated_optimum(seed):
 def test_search_finds_the_optimum_of_small_problems():
     hits = 0
     for seed in range(6):
-        search = Search(problem(seed), Drawn(seed), seed=seed)
+        search = Search(problem(seed, n_tables=3), Drawn(seed), seed=seed)
         best = search.run(budget_s=60.0, rounds=3)[0].cost_s
         exact = optimum(search.layout)[0]
         assert best >= exact * (1 - 1e-9)
