@@ -25,6 +25,7 @@ __all__ = [
     "extract_graph",
     "predict",
     "predict_run",
+    "rank_sharding",
     "search",
 ]
 

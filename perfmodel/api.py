@@ -141,7 +141,8 @@ class Predictor:
     before.
 
     Args:
-        model, topology: as in `predict`.
+        model: as in `predict`.
+        topology: as in `predict`.
         **options: see `RunOptions`; `bounds` is off unless asked for.
     """
 

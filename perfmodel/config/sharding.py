@@ -106,4 +106,6 @@ def read_placement(value: Any) -> Any:
         return {"sharding": "table_wise", "ranks": (value,), "kernel": "own"}
     if value == "data_parallel":
         return {"sharding": "data_parallel", "kernel": "own"}
-    raise ValueError(f"found {value!r}, allowed a rank (0, 1, ...), data_parallel, or a mapping with sharding and ranks")
+    raise ValueError(
+        f"found {value!r}, allowed a rank (0, 1, ...), data_parallel, or a mapping with sharding and ranks"
+    )

@@ -13,11 +13,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.config import PlanSpec, load_plan
-from perfmodel.models.built import BuiltModel
 from perfmodel.validate.train import plain_step, real_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from perfmodel.models.built import BuiltModel
 
 Step = Callable[[], None]
 
