@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfmodel.api import Predictor, extract_graph, predict, predict_run, rank_sharding
+    from perfmodel.api import Predictor, extract_graph, predict, predict_run
     from perfmodel.autotune.front import search
+    from perfmodel.autotune.sharding import rank_sharding
     from perfmodel.errors import ConfigError, GraphError, InfeasiblePlanError, PerfModelError
     from perfmodel.pipeline.prediction import Prediction
 
@@ -39,7 +40,7 @@ _HOMES = {
     "extract_graph": "perfmodel.api",
     "predict": "perfmodel.api",
     "predict_run": "perfmodel.api",
-    "rank_sharding": "perfmodel.api",
+    "rank_sharding": "perfmodel.autotune.sharding",
     "search": "perfmodel.autotune.front",
 }
 

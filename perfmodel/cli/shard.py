@@ -26,7 +26,6 @@ def _shared(command: Any) -> Any:
             click.option("--topo", "topology", type=TOPOLOGY, required=True, help="Shipped name or YAML file."),
             click.option("--nodes", type=int, help="Use this many nodes of the topology's kind."),
             click.option("--batch", type=int, help="Samples per rank, instead of the model file's."),
-            click.option("--base", default="ddp", show_default=True, help="Plan with everything but the placement."),
             click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one."),
             click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables."),
         )
@@ -43,6 +42,7 @@ def _searching(command: Any) -> Any:
             click.option("--seed", type=int, default=0, show_default=True, help="Of the search's random choices."),
             click.option("--kernels", default="fused", show_default=True, help="Kernels to choose from, by comma."),
             click.option("--constraints", type=click.Path(), help="YAML file: what each table may do."),
+            click.option("--base", default="ddp", show_default=True, help="Plan with everything but the placement."),
             click.option("--out", type=OUT_FILE, help="Write the best plan: YAML, or JSON for .json."),
         )
     ):
@@ -57,7 +57,6 @@ def _searching(command: Any) -> Any:
 @click.option("--topo", "topology", type=TOPOLOGY, help="Shipped name or YAML file of the machine.")
 @click.option("--nodes", type=int, help="Use this many nodes of the topology's kind.")
 @click.option("--batch", type=int, help="Samples per rank, instead of the model file's.")
-@click.option("--base", default="ddp", show_default=True, help="Plan with everything but the placement.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_context
@@ -97,12 +96,10 @@ def improve(plan: str, **options: Any) -> None:
 @_shared
 def sensitivity(plan: str, **options: Any) -> None:
     """How PLAN's iteration time follows the batch and the pooling factors."""
-    from perfmodel.api import shard_sensitivity
+    from perfmodel.autotune.sharding import shard_sensitivity
     from perfmodel.units import format_time
 
-    rows = shard_sensitivity(
-        options["model"], options["topology"], plan, factors=FACTORS, base=options["base"], **_run_options(options)
-    )
+    rows = shard_sensitivity(options["model"], options["topology"], plan, factors=FACTORS, **_run_options(options))
     if options["as_json"]:
         click.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=2))
         return
@@ -115,13 +112,13 @@ def _run_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _simulated(plans: list[str], options: dict[str, Any]) -> Ranking:
-    from perfmodel.api import rank_plans
+    from perfmodel.autotune.sharding import rank_plans
 
-    return rank_plans(options["model"], options["topology"], plans, base=options["base"], **_run_options(options))
+    return rank_plans(options["model"], options["topology"], plans, **_run_options(options))
 
 
 def _ranked(plans: list[str], options: dict[str, Any], start: str | None = None) -> Ranking:
-    from perfmodel.api import rank_sharding
+    from perfmodel.autotune.sharding import rank_sharding
     from perfmodel.sharding.find import read_options
 
     search = read_options(

@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.config.loading import Source
 from perfmodel.config.plan import EmbeddingPlan, PlanSpec, load_plan
 from perfmodel.config.sharding import TablePlacement
+from perfmodel.errors import ConfigError
 
 Placements = Mapping[str, TablePlacement]
 
@@ -45,10 +46,15 @@ def plain_placement(placement: TablePlacement) -> dict[str, Any]:
 def plain_plan(plan: PlanSpec) -> dict[str, Any]:
     """A plan as plain values that `load_plan` reads back to an equal one; fields as by default are left out.
 
-    Raises ConfigError for a plan whose other fields have units in files and differ from their defaults.
+    Raises ConfigError for a plan that a file cannot say.
     """
-    body = _plain_embeddings(plan.embeddings)
-    return {"name": plan.name, "embeddings": body}
+    body = {"name": plan.name, **plan.model_dump(mode="json", exclude_defaults=True, exclude={"name", "embeddings"})}
+    sizes = body.get("data_parallel", {})
+    sizes.update({key: f"{sizes[key]} B" for key in ("bucket_cap", "first_bucket") if key in sizes})
+    body["embeddings"] = _plain_embeddings(plan.embeddings)
+    if load_plan(body) != plan:
+        raise ConfigError(f"plan {plan.name}: cannot be written to a file without losing part of it")
+    return body
 
 
 def _plain_embeddings(embeddings: EmbeddingPlan) -> dict[str, Any]:
