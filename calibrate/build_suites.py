@@ -172,7 +172,8 @@ def nvidia_reference(rows: Iterable[Row]) -> Iterator[Cells]:
         elif row["model"] == "bert_large_pretrain":
             yield _accumulated(row, machine)
         elif row["model"].startswith("transformer-xl"):
-            yield cells(row, model=row["model"].replace("-", "_"), topology=machine)
+            name = f"{row['model'].replace('-', '_')}_b{int(float(row['batch_per_gpu']))}"  # the file says the tokens
+            yield cells(row, model=f"models/{name}.yaml", topology=machine) | {"seq_len": ""}
 
 
 def _accumulated(row: Row, machine: str) -> Cells:
