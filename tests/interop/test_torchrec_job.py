@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,9 @@ def _train(rank: int, store: str, saved: str, out: str) -> None:
         loss = _loss(module(_features(rank)))
         losses.append(float(loss))
         loss.backward()
+    distributed.barrier()  # no rank closes its connections while the other still uses them
     Path(out).write_text(json.dumps(losses))
-    distributed.destroy_process_group()
+    os._exit(0)  # threads of the groups that the lookups hold end after their interpreter, which aborts now and then
 
 
 def test_our_plan_trains_under_distributed_model_parallel(tmp_path: Path):
