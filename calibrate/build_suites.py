@@ -136,15 +136,16 @@ def dlrm(rows: Iterable[Row]) -> Iterator[Cells]:
             continue
         if row["model"] == "dlrm_mlperf":
             yield cells(
-                row, model="models/dlrm_mlperf_v07.yaml", topology="dgx_a100", plan="plans/dlrm_mlperf_v07_8.yaml"
+                row, model="models/dlrm_mlperf_v07_joint.yaml", topology="dgx_a100", plan="plans/dlrm_mlperf_v07_8.yaml"
             )
         elif row["model"] == "dlrm_small":
-            yield cells(row, model="dlrm_criteo_t15", topology=SINGLE_GPU[row["gpu"]], mode="cuda_graph")
+            yield cells(row, model="models/dlrm_t15_joint.yaml", topology=SINGLE_GPU[row["gpu"]], mode="cuda_graph")
         else:
             half = "fp16_" if row["precision"] == "amp_fp16" else ""  # lookups give 16-bit rows under AMP there
             plan = f"plans/dlrm_t3_{half}{n_gpus}.yaml"
             topology = NODES[row["gpu"], n_gpus]
-            yield cells(row, model="dlrm_criteo_t3", topology=topology, plan=plan, mode="cuda_graph")
+            model = f"models/dlrm_t3_joint_{n_gpus}.yaml"
+            yield cells(row, model=model, topology=topology, plan=plan, mode="cuda_graph")
 
 
 def dlrm_inference(rows: Iterable[Row]) -> Iterator[Cells]:
@@ -152,7 +153,7 @@ def dlrm_inference(rows: Iterable[Row]) -> Iterator[Cells]:
     for row in rows:
         if row["source"] == EXAMPLES and row["model"] == "dlrm_small" and row["task"] == "infer":
             mode = "cuda_graph" if note_value(row, "cuda_graphs") == "on" else "eager"
-            yield cells(row, model="dlrm_criteo_t15", topology="a100", mode=mode, phase="forward")
+            yield cells(row, model="models/dlrm_t15_joint.yaml", topology="a100", mode=mode, phase="forward")
 
 
 def nvidia_reference(rows: Iterable[Row]) -> Iterator[Cells]:

@@ -103,7 +103,12 @@ def _interaction(value: Any) -> Any:
 
 
 class DlrmSpec(TrainedSpec):
-    """A deep learning recommendation model. `top_mlp` ends with the output (1 for a click probability)."""
+    """A deep learning recommendation model. `top_mlp` ends with the output (1 for a click probability).
+
+    `joint`: groups of tables that one operator looks up over one weight, their rows one after another, as the joint
+    embeddings of NVIDIA DeepLearningExamples do (PyTorch/Recommendation/DLRM, dlrm/nn/embeddings.py); `all` is one group.
+    Indices are taken to name rows of the joint weight already. A plan places a group whole: group g is the table `joint{g}`.
+    """
 
     kind: Literal["dlrm"] = "dlrm"
     dense_features: PositiveCount = Field(description="the number of dense inputs, a whole number")
@@ -114,6 +119,7 @@ class DlrmSpec(TrainedSpec):
     tables: tuple[Annotated[Table, BeforeValidator(_rows_only)], ...] = Field(
         min_length=1, description="a list of tables"
     )
+    joint: Literal["all"] | tuple[tuple[str, ...], ...] = ()
     interaction: Annotated[Interaction, BeforeValidator(_interaction)] = Interaction()
     sparse_optimizer: SparseOptimizerField = SparseOptimizer(name="sgd")
 
@@ -131,6 +137,15 @@ class DlrmSpec(TrainedSpec):
                 found.append(table.model_copy(update=update))
         return tuple(found)
 
+    @property
+    def lookups(self) -> tuple[tuple[str, tuple[Table, ...]], ...]:
+        """Name and tables of each lookup: the groups of `joint`, then the tables that are in none of them."""
+        tables = {str(table.name): table for table in self.expanded_tables}
+        groups = (tuple(tables),) if self.joint == "all" else self.joint
+        grouped = {name for group in groups for name in group}
+        found = [(f"joint{g}", tuple(tables[name] for name in group)) for g, group in enumerate(groups)]
+        return (*found, *((name, (table,)) for name, table in tables.items() if name not in grouped))
+
     @model_validator(mode="after")
     def _consistent(self) -> DlrmSpec:
         tables = self.expanded_tables
@@ -146,6 +161,8 @@ class DlrmSpec(TrainedSpec):
         ]
         if self.interaction.kind == "dot" and not problems:
             problems += self._dims_for_dot(tables)
+        if self.joint and not problems:
+            problems += self._joint_problems(tables)
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -155,3 +172,23 @@ class DlrmSpec(TrainedSpec):
         if len(dims) == 1:
             return []
         return [f"interaction: dot needs one width for all tables and the last bottom_mlp layer, found {dims}"]
+
+    def _joint_problems(self, tables: tuple[Table, ...]) -> list[str]:
+        """Tables of a group have one width, row type and kind of bag; no table is in two groups."""
+        known = {str(table.name): table for table in tables}
+        groups = (tuple(known),) if self.joint == "all" else self.joint
+        named = Counter(name for group in groups for name in group)
+        problems = [f"joint: found {n!r}, allowed a table's name{suggest(n, known)}" for n in named if n not in known]
+        problems += [f"joint: found {name!r} {n} times, allowed once" for name, n in named.items() if n > 1]
+        problems += [
+            f"joint: found an empty group {g}, allowed one table or more" for g, names in enumerate(groups) if not names
+        ]
+        taken = [name for name in known if name not in named and name in {f"joint{g}" for g in range(len(groups))}]
+        problems += [f"joint: found a table called {name!r}, allowed another name (a group has it)" for name in taken]
+        for g, names in enumerate(groups):
+            kinds = {(t.dim, t.precision, t.ragged, t.weighted) for t in map(known.get, names) if t is not None}
+            if len(kinds) > 1:
+                problems.append(
+                    f"joint: found {len(kinds)} kinds of tables in group {g}, allowed one (dim, precision, ragged, weighted)"
+                )
+        return problems

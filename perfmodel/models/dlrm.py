@@ -16,7 +16,7 @@ from perfmodel.errors import ConfigError
 from perfmodel.graph import TableAccess
 from perfmodel.models.built import PARAMETER_DTYPE
 from perfmodel.models.fused import dot_interaction
-from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of
+from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of, popularity_classes
 
 _TABLE_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -35,11 +35,12 @@ class Mlp(nn.Sequential):
 
 
 class SparseArch(nn.Module):
-    """The embedding tables. Features that share a table are looked up in one call."""
+    """The embedding tables. Features that share a table are looked up in one call, as are those of joint tables."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, lookups: Sequence[tuple[str, Sequence[Table]]]) -> None:
         super().__init__()
         self.embedding_bags = nn.ModuleDict()
+        tables = [_as_one(name, members) for name, members in lookups]
         for table in tables:
             dtype = _TABLE_DTYPE[table.precision]
             bag = nn.EmbeddingBag(table.rows, int(table.dim or 0), mode="sum", sparse=True, dtype=dtype)
@@ -48,17 +49,21 @@ class SparseArch(nn.Module):
             except KeyError as error:
                 raise ConfigError(f"tables.{table.name}: torch keeps this name for itself, allowed another") from error
         self.n_features = [len(t.pooling_factor) for t in tables]
+        self.joint = [len(members) > 1 for _, members in lookups]
 
     def forward(
         self, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """One (batch, dim) tensor for each feature, tables in order."""
+        """One (batch, dim) tensor for each feature, tables in order; (batch, features * dim) of a joint table."""
         vectors: list[Tensor] = []
-        for bag, n_features, index, offset, weight in zip(
-            self.embedding_bags.values(), self.n_features, indices, offsets, weights, strict=True
+        for bag, n_features, joint, index, offset, weight in zip(
+            self.embedding_bags.values(), self.n_features, self.joint, indices, offsets, weights, strict=True
         ):
             pooled = bag(index, offset, per_sample_weights=weight)
-            vectors += pooled.view(n_features, -1, pooled.shape[1]).unbind(0) if n_features > 1 else [pooled]
+            if joint:
+                vectors.append(pooled.view(-1, n_features * pooled.shape[1]))
+            else:
+                vectors += pooled.view(n_features, -1, pooled.shape[1]).unbind(0) if n_features > 1 else [pooled]
         return vectors
 
 
@@ -125,10 +130,9 @@ class Dlrm(nn.Module):
 
     def __init__(self, spec: DlrmSpec) -> None:
         super().__init__()
-        tables = spec.expanded_tables
-        widths = [int(t.dim or 0) for t in tables for _ in t.pooling_factor]
+        widths = [int(t.dim or 0) for t in spec.expanded_tables for _ in t.pooling_factor]
         self.dense_arch = Mlp(spec.dense_features, spec.bottom_mlp, activate_last=True)
-        self.sparse_arch = SparseArch(tables)
+        self.sparse_arch = SparseArch(spec.lookups)
         self.inter_arch, n_out = _interaction(spec.interaction, spec.bottom_mlp[-1], widths)
         padded = n_out + -n_out % spec.interaction.pad_to_multiple
         self.n_padding = 0 if spec.interaction.fused else padded - n_out
@@ -171,7 +175,7 @@ def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     dense = torch.empty(spec.batch_size, spec.dense_features, dtype=dtype, device=device)
     target = torch.empty(spec.batch_size, spec.top_mlp[-1], dtype=dtype, device=device)
-    lookups = [_lookup(table, spec.batch_size, device, rng) for table in spec.expanded_tables]
+    lookups = [_lookup(members, spec.batch_size, device, rng) for _, members in spec.lookups]
     if device != "meta":
         dense.copy_(torch.from_numpy(rng.random(dense.shape)))
         target.copy_(torch.from_numpy(rng.integers(0, 2, target.shape)))
@@ -181,7 +185,7 @@ def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
         "args": (dense, indices, offsets, weights),
         "loss": partial(_click_loss, target),
         "targets": (target,),
-        "tables": tuple(_access(table) for table in spec.expanded_tables),
+        "tables": tuple(_access(_as_one(name, members)) for name, members in spec.lookups),
         "sparse_optimizer": spec.sparse_optimizer.name,
         "sparse_optimizer_kwargs": {"fused": spec.sparse_optimizer.fused},
     }
@@ -191,11 +195,30 @@ def _click_loss(target: Tensor, logits: Tensor) -> Tensor:
     return fn.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
 
 
+def _as_one(name: str, members: Sequence[Table]) -> Table:
+    """The table that a group of tables is looked up as: their rows one after another, their features in order."""
+    if len(members) == 1:
+        return members[0].model_copy(update={"name": name})
+    classes = [popularity_classes(t.distribution or Distribution(), t.rows, sum(t.pooling_factor)) for t in members]
+    update = {
+        "name": name,
+        "rows": sum(t.rows for t in members),
+        "pooling_factor": tuple(mean for t in members for mean in t.pooling_factor),
+        "distribution": Distribution(histogram=tuple(pair for pairs in classes for pair in pairs)),
+    }
+    return members[0].model_copy(update=update)
+
+
 def _lookup(
-    table: Table, batch_size: int, device: str, rng: np.random.Generator
+    members: Sequence[Table], batch_size: int, device: str, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Indices, offsets and weights of one table; the features that share it lie one after another."""
-    lengths = [round(mean * batch_size) for mean in table.pooling_factor]
+    """Indices, offsets and weights of one lookup.
+
+    The features that share a table lie one after another; those of joint tables side by side, sample after sample.
+    """
+    table = members[0]
+    means = [mean for member in members for mean in member.pooling_factor]
+    lengths = [round(mean * batch_size) for mean in means]
     n_indices, n_bags = sum(lengths), batch_size * len(lengths)
     weight_dtype = _TABLE_DTYPE[table.precision]
     if device == "meta":
@@ -203,11 +226,30 @@ def _lookup(
         offsets = torch.empty(n_bags, dtype=torch.int64, device=device)
         weights = torch.empty(n_indices, dtype=weight_dtype, device=device)
     else:
-        drawn = [draw_lengths(mean, batch_size, ragged=table.ragged, rng=rng) for mean in table.pooling_factor]
-        indices = draw_indices(table.distribution or Distribution(), table.rows, n_indices, rng).to(device)
-        offsets = offsets_of(torch.cat(drawn)).to(device)
+        drawn = [draw_lengths(mean, batch_size, ragged=table.ragged, rng=rng) for mean in means]
+        rows, bags = _draw_members(members, batch_size, rng), torch.cat(drawn)
+        if len(members) > 1:
+            rows, bags = _by_sample(rows, bags.view(-1, batch_size))
+        indices, offsets = rows.to(device), offsets_of(bags).to(device)
         weights = torch.from_numpy(rng.random(n_indices)).to(weight_dtype).to(device)
     return indices, offsets, weights if table.weighted else None
+
+
+def _draw_members(members: Sequence[Table], batch_size: int, rng: np.random.Generator) -> Tensor:
+    """Rows of the joint weight: each table's own rows behind those of the tables before it."""
+    drawn, first_row = [], 0
+    for table in members:
+        n = sum(round(mean * batch_size) for mean in table.pooling_factor)
+        drawn.append(draw_indices(table.distribution or Distribution(), table.rows, n, rng) + first_row)
+        first_row += table.rows
+    return torch.cat(drawn)
+
+
+def _by_sample(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and bag lengths in the order of samples, from those of (features, batch)."""
+    samples = torch.arange(lengths.shape[1]).repeat(lengths.shape[0])
+    order = torch.repeat_interleave(samples, lengths.flatten()).argsort(stable=True)
+    return rows[order], lengths.T.flatten()
 
 
 def _access(table: Table) -> TableAccess:

@@ -14,6 +14,10 @@ from perfmodel.graph import ROW_SCATTER
 
 # Rows whose Zipf weights are summed one by one; beyond, the weights change so slowly that an integral is exact to 1e-9.
 _EXACT_ROWS = 1 << 20
+# Classes of rows that stand for a Zipf law: the hottest ranks alone, then classes within which the probability changes by
+# a factor of 2 ** (exponent / 16).
+_EXACT_CLASSES = 64
+_CLASSES_PER_OCTAVE = 16
 
 
 def draw_indices(distribution: Distribution, rows: int, n: int, rng: np.random.Generator) -> Tensor:
@@ -25,6 +29,26 @@ def draw_indices(distribution: Distribution, rows: int, n: int, rng: np.random.G
     else:
         return torch.from_numpy(rng.integers(0, rows, n))
     return torch.from_numpy(ranks * (ROW_SCATTER % rows or 1) % rows)
+
+
+def popularity_classes(distribution: Distribution, rows: int, n_accesses: float) -> tuple[tuple[float, float], ...]:
+    """Pairs (number of rows, accesses of each row) that share `n_accesses` accesses out as the distribution says.
+
+    Of a Zipf law, the hottest ranks are pairs of their own; beyond, a pair has the midpoint integral of its ranks.
+    """
+    if distribution.histogram:
+        total = sum(count * accesses for count, accesses in distribution.histogram)
+        return tuple((count, accesses * n_accesses / total) for count, accesses in distribution.histogram)
+    if not distribution.zipf:
+        return ((float(rows), n_accesses / rows),)
+    exact = min(rows, _EXACT_CLASSES)
+    n_classes = max(1, math.ceil(math.log2(rows / exact) * _CLASSES_PER_OCTAVE))
+    edges = np.unique(np.rint(np.geomspace(exact, rows, n_classes + 1)))
+    counts = np.concatenate([np.ones(exact), np.diff(edges)])
+    tail = np.diff([_integral(edge + 0.5, distribution.zipf) for edge in edges])
+    mass = np.concatenate([np.arange(1, exact + 1, dtype=float) ** -distribution.zipf, tail])
+    each = n_accesses * mass / mass.sum() / counts
+    return tuple(zip(counts.tolist(), each.tolist(), strict=True))
 
 
 def draw_lengths(mean: float, n_bags: int, *, ragged: bool, rng: np.random.Generator) -> Tensor:
