@@ -37,7 +37,7 @@ def test_no_op_is_unmodelled(name, target):
     device = load_device("a100_sxm_80gb" if target == "cuda" else "cpu")
     for op, estimates in zip(graph.ops, price(graph.ops, device), strict=True):
         for estimate in estimates:
-            assert 0 < estimate.time_s < 60, op
+            assert 0 < estimate.time_s < 600, op  # the largest is a product of 14 TFLOP in bf16 on two cores
             assert estimate.low_s <= estimate.time_s <= estimate.high_s, op
             assert estimate.source is not Source.UNMODELLED
 

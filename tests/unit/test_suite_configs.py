@@ -25,11 +25,18 @@ def test_topologies(path):
 
 
 @pytest.mark.parametrize("path", sorted((SUITES / "plans").glob("*.yaml")), ids=lambda path: path.stem)
-def test_plans_place_every_table_once(path):
+def test_plans_place_every_joint_table_once(path):
     placement = load_plan(str(path)).embeddings.placement
     n_ranks = int(path.stem.rpartition("_")[2])
-    assert len(placement) == 26
-    assert {where.ranks for where in placement.values()} == {(rank,) for rank in range(1, n_ranks)}
+    assert list(placement) == [f"joint{number}" for number in range(len(placement))]
+    assert sorted(where.ranks for where in placement.values()) == [(rank,) for rank in range(1, n_ranks)]
+
+
+@pytest.mark.parametrize("path", sorted((SUITES / "models").glob("dlrm_*joint_*.yaml")), ids=lambda path: path.stem)
+def test_groups_have_every_table_once(path):
+    spec = load_model(str(path))
+    tables = [name for group in spec.joint for name in group]
+    assert sorted(tables) == sorted(f"t{number}" for number in range(26))
 
 
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.csv")), ids=lambda path: path.stem)
