@@ -52,7 +52,9 @@ def find_computation(view: View, replayer: Replayer) -> Iterator[Finding]:
 
 
 def _pieces(rank: RankView, wanted: Callable[[Work], bool] = lambda work: True) -> list[Piece]:
-    """Kernels of a rank's steps, without collectives and copies."""
+    """Kernels of a rank's steps, without collectives and copies; none where a rank among others recorded no device."""
+    if not rank.trace.device:
+        return []  # its work is that of the host, and no link has it
     return [
         (linked.span, work, number)
         for number, (linked, work) in enumerate(zip(rank.links.work, rank.work, strict=True))

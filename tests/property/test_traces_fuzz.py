@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.db import load_device
@@ -73,11 +73,15 @@ def survives(*paths, salvage=False):
     utilisation_of(job.traces[0], A100)
 
 
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 0}
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(events | values, max_size=14),
     st.dictionaries(st.sampled_from(["distributedInfo", "deviceProperties"]), values),
 )
+@example([{**EVENT, "pid": 0}, EVENT, {**EVENT, "cat": "kernel"}], {})  # one process with a device, one without
 def test_any_list_of_events(tmp_path_factory, listed, header):
     path = tmp_path_factory.mktemp("fuzz") / "t.json"
     path.write_text(json.dumps({**header, "traceEvents": listed}))
