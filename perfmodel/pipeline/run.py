@@ -34,7 +34,7 @@ from perfmodel.plan import Placement, RankDevice, place
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
-from perfmodel.units import ps_to_seconds
+from perfmodel.units import format_bytes, ps_to_seconds
 
 MAX_PLACEMENTS = 32
 Ranks = tuple[tuple[RankDevice, int], ...]  # devices in rank order, and how many follow each other
@@ -241,20 +241,32 @@ def _placed(
         graph = books.fused(graph)
 
     def make() -> Placement:
-        return _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books)
+        return _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books, devices)
 
     # A predictor asked for the same plan on another machine of such devices has placed it before; floors are asked once.
     return graph, books.placed(graph, plan, ranks, make) if advise else make(), devices
 
 
-def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks) -> Placement:
-    """The placement with what PyTorch's allocator reserves on CUDA devices."""
+def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks, devices: Mapping[str, Device]) -> Placement:
+    """The placement with what PyTorch's allocator reserves on CUDA devices.
+
+    Live tensors fit, or the plan would have been refused. What the allocator keeps besides, it gives back when memory runs
+    out, at the price of a stall, if fragments allow it: said in a note.
+    """
     if graph.target != "cuda":
         return placement
     sharded = frozenset(name for rank_class in placement.classes for name in rank_class.tables)
     overhead = books.overhead(graph, sharded)
     classes = tuple(replace(c, memory=with_overhead(c.memory, overhead)) for c in placement.classes)
-    return replace(placement, classes=classes)
+    full = [c for c in classes if c.memory.total_bytes > devices[c.device].memory_bytes]
+    notes = placement.notes
+    if full:
+        worst = max(full, key=lambda c: c.memory.total_bytes)
+        notes += (
+            f"the tensors of rank {worst.ranks[0]} fit, but not with what the allocator keeps besides "
+            f"({format_bytes(worst.memory.allocator_bytes)}): expect stalls of the allocator, or memory to run out",
+        )
+    return replace(placement, classes=classes, notes=notes)
 
 
 def lower_placement(

@@ -42,7 +42,6 @@ class Problem:
         n_ranks, batch: ranks, and samples each of them has.
         domains: ranks that share a fast domain (NVLink), in order; every rank is in one.
         free_bytes: device memory that each rank has for tables.
-        host_bytes: memory of the hosts that each rank has for tables.
         row_bytes: bytes of a row with its optimizer's state, by the table's parameter.
         constraints: by table.
         kernels, shardings: what the search may choose from; a table's constraint replaces them.
@@ -54,7 +53,6 @@ class Problem:
     domains: tuple[tuple[int, ...], ...]
     free_bytes: tuple[int, ...]
     row_bytes: Mapping[str, int]
-    host_bytes: tuple[int, ...] = ()
     constraints: Mapping[str, Constraint] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ("fused",)
     shardings: tuple[Sharding, ...] = SEARCHED
