@@ -11,8 +11,10 @@ from perfmodel.errors import InfeasiblePlanError
 from perfmodel.pipeline.prediction import Prediction, RankSummary
 from perfmodel.pipeline.run import Run
 
-TIE_FRAC = 0.005  # plans closer than this are said to tie: iteration times repeat to about half a percent
-# Standard deviation of the error of a ratio of two predictions for one model and machine: what both have in common cancels.
+# Plans closer than this are said to tie. Assumed, not measured on GPUs; live on a CPU times repeat to 3 to 16 % (docs/accuracy.md).
+TIE_FRAC = 0.005
+# Standard deviation of the error of a ratio of two predictions for one model and machine, of which what both have in common
+# cancels: assumed, not fitted, so the odds order plans and are no measured frequencies.
 # Half of the range's half width where the plans share most of their work; the rest is what differs between them.
 SHARED_ERROR_FRAC = 0.02
 TIGHT_FRAC = 0.1  # less headroom than this of a device's memory is tight
