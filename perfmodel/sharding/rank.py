@@ -11,7 +11,7 @@ from perfmodel.errors import InfeasiblePlanError
 from perfmodel.pipeline.prediction import Prediction, RankSummary
 from perfmodel.pipeline.run import Run
 
-# Plans closer than this are said to tie. Assumed, not measured on GPUs; live on a CPU times repeat to 3 to 16 % (docs/accuracy.md).
+# Plans closer than this are said to tie. Assumed, not measured on GPUs; on a CPU times repeat to 3 to 16 % (docs/accuracy.md).
 TIE_FRAC = 0.005
 # Standard deviation of the error of a ratio of two predictions for one model and machine, of which what both have in common
 # cancels: assumed, not fitted, so the odds order plans and are no measured frequencies.
