@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import median
 
 from perfmodel.db.device import Device
-from perfmodel.diagnose.finding import CAUSES, Finding
+from perfmodel.diagnose.finding import Finding
 from perfmodel.diagnose.gains import Replayer, device_edit, everywhere
 from perfmodel.diagnose.interruptions import interruption_spans
-from perfmodel.diagnose.view import RankView, View, longest, most_frequent, without
+from perfmodel.diagnose.view import RankView, View, make_finding, most_frequent, without
 from perfmodel.graph import Op
 from perfmodel.kernels import price
 from perfmodel.sim.intervals import Spans, union
@@ -75,16 +75,9 @@ def _finding(
     main = view.main
     shown = union(spans_of([span for span, _, _ in pieces])) if spans is None else spans
     weighty = sorted(pieces, key=lambda piece: -piece[1].time_s)[:50]
-    return Finding(
-        cause=CAUSES[cause],
-        evidence=evidence,
-        intervals=longest(main.trace.rank, shown),
-        ops=most_frequent([main.name_of_op(number) or span.name[:60] for span, _, number in weighty]),
-        modules=most_frequent([work.module for _, work, _ in weighty]),
-        gain_s=gain[0],
-        step_s=main.step_s,
-        basis=gain[1],
-    )
+    names = [main.name_of_op(number) or span.name[:60] for span, _, number in weighty]
+    found = make_finding(view, cause, evidence, shown, names, gain)
+    return replace(found, modules=most_frequent([work.module for _, work, _ in weighty]))
 
 
 def _small_batch(view: View, replayer: Replayer) -> Iterator[Finding]:
@@ -352,13 +345,9 @@ def _cpu_precision(view: View, replayer: Replayer) -> Iterator[Finding]:
     # Lanes of a vector register: 4-byte floats are twice as many as 8-byte ones.
     gain_s = replayer.gain_s(Edit(host=everywhere(view, {main.trace.rank: spans}, 0.5)))
     evidence = f"{format_percent(main.per_step_s(spans) / main.step_s)} of the step is arithmetic on float64 tensors"
-    yield Finding(
-        cause=CAUSES["wrong_precision"],
-        evidence=evidence,
-        intervals=longest(main.trace.rank, spans),
-        ops=most_frequent([op.name for op in double]),
+    names = [op.name for op in double]
+    found = make_finding(view, "wrong_precision", evidence, spans, names, (gain_s, replayer.basis))
+    yield replace(
+        found,
         modules=most_frequent([main.links.op_modules[i] for i, op in enumerate(main.trace.ops) if op in double[:50]]),
-        gain_s=gain_s,
-        step_s=main.step_s,
-        basis=replayer.basis,
     )

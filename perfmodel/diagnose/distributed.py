@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from perfmodel.diagnose.finding import CAUSES, Finding, Interval
+from perfmodel.diagnose.finding import Finding, Interval
 from perfmodel.diagnose.gains import Replayer
-from perfmodel.diagnose.view import RankView, View, longest, most_frequent, without
-from perfmodel.sim.intervals import NO_SPANS, Spans, union
+from perfmodel.diagnose.view import RankView, View, longest, make_finding, without
+from perfmodel.sim.intervals import NO_SPANS, union
 from perfmodel.traces.explain import explain_lateness, spans_of, to_ps
 from perfmodel.traces.ranks import Member
 from perfmodel.traces.replay import Edit
@@ -39,21 +39,6 @@ def find_distributed(view: View, replayer: Replayer) -> Iterator[Finding]:
     yield from _slow_links(view, replayer)
 
 
-def _finding(
-    view: View, cause: str, evidence: str, spans: Spans, ops: Sequence[str], gain: tuple[float, str]
-) -> Finding:
-    return Finding(
-        cause=CAUSES[cause],
-        evidence=evidence,
-        intervals=longest(view.main.trace.rank, spans),
-        ops=most_frequent(ops),
-        modules=(),
-        gain_s=gain[0],
-        step_s=view.main.step_s,
-        basis=gain[1],
-    )
-
-
 def _late_rank(view: View) -> Iterator[Finding]:
     """The rank that most of the waiting is for, and whether it has more work or does the same more slowly."""
     if len(view.ranks) < 2 or not view.job.collectives:
@@ -75,7 +60,9 @@ def _late_rank(view: View) -> Iterator[Finding]:
             f"(most for rank {rank}: {format_percent(caused[rank] / total_s)})"
         )
         ops = [row.collective.info.op for row in rows]
-        found = _finding(view, "load_imbalance", evidence, NO_SPANS, ops, (mean_wait_s, "by the waits at collectives"))
+        found = make_finding(
+            view, "load_imbalance", evidence, NO_SPANS, ops, (mean_wait_s, "by the waits at collectives")
+        )
         yield replace(found, intervals=_waiting(view))
         return
     mine = [row for row in late if row.rank == rank]
@@ -89,7 +76,7 @@ def _late_rank(view: View) -> Iterator[Finding]:
     )
     ops = [row.collective.info.op for row in mine]
     basis = "arrival of the last rank less that of the one before"
-    yield replace(_finding(view, cause, evidence, NO_SPANS, ops, (gain_s, basis)), intervals=_waiting(view))
+    yield replace(make_finding(view, cause, evidence, NO_SPANS, ops, (gain_s, basis)), intervals=_waiting(view))
 
 
 def _margin(members: Sequence[Member]) -> float:
@@ -181,7 +168,7 @@ def _exposed(view: View, replayer: Replayer) -> Iterator[Finding]:
         f"{format_percent(hidden)} of all communication is hidden{caveat}"
     )
     ops = [span.collective.op if span.collective else span.name for span, _ in moved]
-    yield _finding(
+    yield make_finding(
         view, "exposed_communication", evidence, exposed, ops, (gain_s, f"{replayer.basis}; at most, if all is hidden")
     )
 
@@ -212,7 +199,7 @@ def _small_buckets(view: View, replayer: Replayer) -> Iterator[Finding]:
     evidence = f"{n:.0f} reductions a step with a median of {format_bytes(median(sizes))}, {format_time(each_s)}"
     spans = union(spans_of([span for span, _ in reduced]))
     ops = [span.name.split("(")[0] for span, _ in reduced]
-    yield _finding(view, "small_buckets", evidence, spans, ops, (gain_s, replayer.basis))
+    yield make_finding(view, "small_buckets", evidence, spans, ops, (gain_s, replayer.basis))
 
 
 def _slow_links(view: View, replayer: Replayer) -> Iterator[Finding]:
@@ -241,7 +228,7 @@ def _slow_links(view: View, replayer: Replayer) -> Iterator[Finding]:
     )
     spans = union(spans_of([span for span, _, _ in large]))
     ops = [span.collective.op for span, _, _ in large if span.collective is not None]
-    yield _finding(view, "slow_links", evidence, spans, ops, (gain_s, replayer.basis))
+    yield make_finding(view, "slow_links", evidence, spans, ops, (gain_s, replayer.basis))
 
 
 def _bus_rate(span: DeviceSpan, time_s: float, view: View) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from perfmodel.diagnose.finding import CAUSES, Finding
+from perfmodel.diagnose.finding import Finding
 from perfmodel.diagnose.gains import Replayer, everywhere, removed
-from perfmodel.diagnose.view import RankView, View, longest, most_frequent
+from perfmodel.diagnose.view import RankView, View, holds, make_finding
 from perfmodel.kernels.host import PER_TENSOR_WEIGHT
 from perfmodel.kernels.view import ALLOCATIONS, METADATA, VIEWS
 from perfmodel.sim.intervals import Spans, union
@@ -63,20 +63,6 @@ def _picked(view: View, pick: Callable[[HostSpan], bool]) -> dict[int, list[Host
     return found
 
 
-def _made(view: View, cause: str, evidence: str, spans: Spans, ops: Sequence[str], gain: tuple[float, str]) -> Finding:
-    main = view.main
-    return Finding(
-        cause=CAUSES[cause],
-        evidence=evidence,
-        intervals=longest(main.trace.rank, spans),
-        ops=most_frequent(ops),
-        modules=(),
-        gain_s=gain[0],
-        step_s=main.step_s,
-        basis=gain[1],
-    )
-
-
 def _loading(view: View, replayer: Replayer) -> Iterator[Finding]:
     picked = _picked(view, lambda span: span.name.startswith(LOADING_PREFIX))
     yield from _prefetchable(view, replayer, "data_loading", picked)
@@ -100,7 +86,7 @@ def _prefetchable(view: View, replayer: Replayer, cause: str, picked: dict[int, 
         f"{format_time(cost_s)} a step{more}, {format_percent(exposed_s / main.step_s)} of the step with "
         f"{'no op running' if main.is_cpu else 'the device idle'}"
     )
-    yield _made(view, cause, evidence, spans, [s.name for s in mine], (gain_s, replayer.basis))
+    yield make_finding(view, cause, evidence, spans, [s.name for s in mine], (gain_s, replayer.basis))
 
 
 def _named(view: View, replayer: Replayer) -> Iterator[Finding]:
@@ -118,7 +104,7 @@ def _named(view: View, replayer: Replayer) -> Iterator[Finding]:
         factor = EVALUATION_RARER if cause == "evaluation" else 0.0
         gain_s = replayer.gain_s(removed(view, picked, factor))
         evidence = f"{len(mine)} times in {view.main.n_steps} steps, {format_time(cost_s)} a step"
-        yield _made(view, cause, evidence, spans, [s.name for s in mine], (gain_s, replayer.basis))
+        yield make_finding(view, cause, evidence, spans, [s.name for s in mine], (gain_s, replayer.basis))
 
 
 def _unnamed_preprocessing(view: View, replayer: Replayer) -> Iterator[Finding]:
@@ -178,7 +164,7 @@ def _pageable(view: View, replayer: Replayer) -> Iterator[Finding]:
     )
     evidence += f" ({format_bytes(n_bytes // main.n_steps)})" if n_bytes else ""
     names = [main.name_of_op(number) for _, number in mine]
-    yield _made(view, "pageable_copies", evidence, spans, names, (replayer.gain_s(edit), replayer.basis))
+    yield make_finding(view, "pageable_copies", evidence, spans, names, (replayer.gain_s(edit), replayer.basis))
 
 
 def _synchronisation(view: View, replayer: Replayer) -> Iterator[Finding]:
@@ -206,12 +192,10 @@ def _synchronisation(view: View, replayer: Replayer) -> Iterator[Finding]:
         if op >= 0 and (main.trace.rank, call.start_s) in waits
     ]
     evidence = f"{len(mine) / main.n_steps:.1f} waits a step, {format_time(main.per_step_s(spans))} a step"
-    yield _made(view, "synchronisation", evidence, spans, ops, (gain_s, replayer.basis))
+    yield make_finding(view, "synchronisation", evidence, spans, ops, (gain_s, replayer.basis))
 
 
 def _in(spans: Spans, call: HostSpan) -> bool:
-    from perfmodel.diagnose.view import holds
-
     return len(spans[0]) > 0 and holds(spans, call.start_s)
 
 
@@ -233,7 +217,7 @@ def _optimizer(view: View, replayer: Replayer) -> Iterator[Finding]:
         f"{format_time(main.per_step_s(spans))} a step {where}: {len(inner) / main.n_steps:.0f} ops, "
         f"{format_percent(exposed_s / main.step_s)} of the step"
     )
-    yield _made(view, "host_optimizer", evidence, spans, [op.name for op in inner], (gain_s, replayer.basis))
+    yield make_finding(view, "host_optimizer", evidence, spans, [op.name for op in inner], (gain_s, replayer.basis))
 
 
 def _ops_in(rank: RankView, spans: Sequence[HostSpan]) -> list[HostSpan]:

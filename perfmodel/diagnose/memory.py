@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from perfmodel.diagnose.finding import CAUSES, Finding
+from perfmodel.diagnose.finding import Finding
 from perfmodel.diagnose.gains import Replayer, everywhere, removed
-from perfmodel.diagnose.view import RankView, View, longest, most_frequent
+from perfmodel.diagnose.view import RankView, View, make_finding, most_frequent
 from perfmodel.sim.intervals import Spans, union
 from perfmodel.traces.explain import spans_of
 from perfmodel.traces.link import BACKWARD_PREFIX, NO_OP, ancestors
@@ -56,23 +56,7 @@ def _allocator(view: View, replayer: Replayer) -> Iterator[Finding]:
             f"{format_time(cost_s)}"
         )
         ops = [main.trace.ops[op].name for _, op in _calls(main, (*_FREES, *_ALLOCATIONS)) if op != NO_OP]
-        yield _finding(view, cause, evidence, spans, ops, (gain_s, replayer.basis))
-
-
-def _finding(
-    view: View, cause: str, evidence: str, spans: Spans, ops: Sequence[str], gain: tuple[float, str]
-) -> Finding:
-    main = view.main
-    return Finding(
-        cause=CAUSES[cause],
-        evidence=evidence,
-        intervals=longest(main.trace.rank, spans),
-        ops=most_frequent(ops),
-        modules=(),
-        gain_s=gain[0],
-        step_s=main.step_s,
-        basis=gain[1],
-    )
+        yield make_finding(view, cause, evidence, spans, ops, (gain_s, replayer.basis))
 
 
 def _calls(rank: RankView, names: tuple[str, ...]) -> list[tuple[HostSpan, int]]:
@@ -104,7 +88,7 @@ def _recompute(view: View, replayer: Replayer) -> Iterator[Finding]:
     share = format_percent(cost_s / main.step_s)
     evidence = f"{format_time(cost_s)} a step of forward ops run again inside backward ({share})"
     modules = [main.links.op_modules[i] for i, op in enumerate(main.trace.ops) if op in mine[:50]]
-    found = _finding(view, "recompute", evidence, spans, [op.name for op in mine], (gain_s, replayer.basis))
+    found = make_finding(view, "recompute", evidence, spans, [op.name for op in mine], (gain_s, replayer.basis))
     yield replace(found, modules=most_frequent(modules))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.db.device import Device
-from perfmodel.diagnose.finding import Interval
+from perfmodel.diagnose.finding import CAUSES, Finding, Interval
 from perfmodel.sim.intervals import NO_SPANS, Spans, clip, divide, total, union
 from perfmodel.traces.explain import explain_steps, spans_of
 from perfmodel.traces.link import Links, ancestors, find_steps, link
@@ -171,3 +171,19 @@ def longest(rank: int, spans: Spans) -> tuple[Interval, ...]:
 def most_frequent(names: Iterable[str]) -> tuple[str, ...]:
     """The most frequent few of names that are not empty."""
     return tuple(name for name, _ in Counter(name for name in names if name).most_common(LONGEST))
+
+
+def make_finding(
+    view: View, cause: str, evidence: str, spans: Spans, ops: Iterable[str], gain: tuple[float, str]
+) -> Finding:
+    """A finding on the view's main rank; `gain` is what a step gets shorter by in seconds, and how that was found."""
+    return Finding(
+        cause=CAUSES[cause],
+        evidence=evidence,
+        intervals=longest(view.main.trace.rank, spans),
+        ops=most_frequent(ops),
+        modules=(),
+        gain_s=gain[0],
+        step_s=view.main.step_s,
+        basis=gain[1],
+    )
