@@ -37,7 +37,7 @@ class ModelOptions(TypedDict, total=False):
 
     Attributes:
         batch, precision, seq_len, optimizer: replace the model file's values (samples per rank; `fp32`, `tf32`,
-            `amp_fp16`, `amp_bf16`, `bf16`; tokens; `sgd`, `adagrad`, `adam`, `adamw`).
+            `amp_fp16`, `amp_bf16`, `bf16`, `fp16`; tokens; `sgd`, `adagrad`, `adam`, `adamw`).
         values: `meta` (default) reads no tensor value; `real` runs the model on CPU with the given (or drawn) inputs.
         inputs, loss: of a module of your own: the tuple or dict it is called with, and a function from its output to a
             scalar (needed unless the output is one or has `.loss`).
@@ -65,8 +65,8 @@ class RunOptions(ModelOptions, total=False):
         db: device database to use instead of the shipped one.
         strict: raise UnknownOpError if any price is not measured, fitted or derived from measurements.
         check: verify the simulated timeline against the simulator's rules before answering.
-        mode, input_copies, what_if, bounds, overlap, jitter, stragglers, n_samples, seed: how the iteration is executed; see
-            `RunSettings`.
+        mode, input_copies, what_if, bounds, overlap, jitter, stragglers, check_memory, n_samples, seed: how the iteration is
+            executed; see `RunSettings`.
     """
 
     nodes: int | None
@@ -80,6 +80,7 @@ class RunOptions(ModelOptions, total=False):
     overlap: bool
     jitter: Mapping[str, float]
     stragglers: Mapping[int, float]
+    check_memory: bool
     n_samples: int
     seed: int
 

@@ -32,7 +32,7 @@ Key = TypeVar("Key")
 )
 @click.option("--nodes", type=int, help="Use this many nodes of the topology's kind.")
 @click.option("--batch", type=int, help="Samples per rank, instead of the model file's.")
-@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16 or bf16, instead of the model file's.")
+@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16, instead of the model file's.")
 @click.option("--seq-len", type=int, help="Sequence length, instead of the model file's.")
 @click.option(
     "--values",

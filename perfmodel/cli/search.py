@@ -27,7 +27,7 @@ from perfmodel.cli.console import Waiting, from_stdin, stdout_color, stdout_widt
     "--budget", type=click.IntRange(min=1), help="Most plans to simulate; as many as a proof takes if not given."
 )
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many plans to print.")
-@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16 or bf16, instead of the model file's.")
+@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16, instead of the model file's.")
 @click.option("--seq-len", type=int, help="Sequence length, instead of the model file's.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")

@@ -34,7 +34,7 @@ from perfmodel.cli.console import OUT_FILE, Waiting, note
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that predict.")
 @click.option("--scheduler", help="Address of a running Dask scheduler, such as tcp://host:8786.")
-@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16 or bf16, instead of the model file's.")
+@click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16, instead of the model file's.")
 @click.option("--seq-len", type=int, help="Sequence length, instead of the model file's.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--out", type=OUT_FILE, required=True, help="Table to write: .csv or .parquet.")

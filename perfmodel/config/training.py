@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Field
 from perfmodel.config.loading import Spec
 from perfmodel.config.quantity import PositiveCount
 
-Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16"]
+# `fp16` and `bf16`: parameters, gradients and activations in that type. `amp_*`: fp32 parameters under autocast, with loss
+# scaling in `amp_fp16`.
+Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 
 
 class Optimizer(Spec):

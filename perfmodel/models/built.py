@@ -27,7 +27,7 @@ class BuiltModel:
         optimizer, optimizer_kwargs: name (`sgd`, `adagrad`, `adam`, `adamw`) and arguments of the dense optimizer.
         sparse_optimizer, sparse_optimizer_kwargs: of parameters with sparse gradients (also `rowwise_adagrad`);
             `fused: True` means the update belongs to the backward kernel.
-        precision: as in the spec. `bf16` modules are in that type already; `amp_*` run under autocast.
+        precision: as in the spec. `bf16` and `fp16` modules are in that type already; `amp_*` run under autocast.
         checkpointing: True if blocks are recomputed in backward (the module does so by itself).
         tables: the embedding tables and how they are looked up.
         realize: builds the same model on a device with real values drawn from a seed; None if only this copy exists.
@@ -111,4 +111,7 @@ PARAMETER_DTYPE: Mapping[str, torch.dtype] = {
     "amp_fp16": torch.float32,
     "amp_bf16": torch.float32,
     "bf16": torch.bfloat16,
+    "fp16": torch.float16,
 }
+# Precisions in which the module itself is converted.
+CONVERTED = frozenset({"bf16", "fp16"})

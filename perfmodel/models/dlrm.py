@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional as fn
 from perfmodel.config.dlrm import Distribution, DlrmSpec, Interaction, Table
 from perfmodel.errors import ConfigError
 from perfmodel.graph import TableAccess
-from perfmodel.models.built import PARAMETER_DTYPE
+from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE
 from perfmodel.models.fused import dot_interaction
 from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of, popularity_classes
 
@@ -170,9 +170,23 @@ def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
     dtype = PARAMETER_DTYPE[spec.precision]
     with torch.device(device):
         module = Dlrm(spec)
-        if spec.precision == "bf16":
+        if spec.precision in CONVERTED:
             module = module.to(dtype)
-    rng = np.random.default_rng(seed)
+    args, target = draw_batch(spec, device, seed)
+    return {
+        "module": module,
+        "args": args,
+        "loss": click_loss(target),
+        "targets": (target,),
+        "tables": tuple(_access(_as_one(name, members)) for name, members in spec.lookups),
+        "sparse_optimizer": spec.sparse_optimizer.name,
+        "sparse_optimizer_kwargs": {"fused": spec.sparse_optimizer.fused},
+    }
+
+
+def draw_batch(spec: DlrmSpec, device: str, seed: int) -> tuple[tuple[Any, ...], Tensor]:
+    """What the module is called with for one batch, and its target; every seed draws other rows of the tables."""
+    dtype, rng = PARAMETER_DTYPE[spec.precision], np.random.default_rng(seed)
     dense = torch.empty(spec.batch_size, spec.dense_features, dtype=dtype, device=device)
     target = torch.empty(spec.batch_size, spec.top_mlp[-1], dtype=dtype, device=device)
     lookups = [_lookup(members, spec.batch_size, device, rng) for _, members in spec.lookups]
@@ -180,15 +194,12 @@ def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
         dense.copy_(torch.from_numpy(rng.random(dense.shape)))
         target.copy_(torch.from_numpy(rng.integers(0, 2, target.shape)))
     indices, offsets, weights = ([lookup[part] for lookup in lookups] for part in range(3))
-    return {
-        "module": module,
-        "args": (dense, indices, offsets, weights),
-        "loss": partial(_click_loss, target),
-        "targets": (target,),
-        "tables": tuple(_access(_as_one(name, members)) for name, members in spec.lookups),
-        "sparse_optimizer": spec.sparse_optimizer.name,
-        "sparse_optimizer_kwargs": {"fused": spec.sparse_optimizer.fused},
-    }
+    return (dense, indices, offsets, weights), target
+
+
+def click_loss(target: Tensor) -> Callable[[Tensor], Tensor]:
+    """From logits to the binary cross-entropy with the target."""
+    return partial(_click_loss, target)
 
 
 def _click_loss(target: Tensor, logits: Tensor) -> Tensor:

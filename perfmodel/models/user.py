@@ -22,7 +22,7 @@ from perfmodel.config.loading import validate
 from perfmodel.config.training import Optimizer, Run, SparseOptimizer
 from perfmodel.errors import ConfigError, GraphError, suggest
 from perfmodel.graph import TableAccess
-from perfmodel.models.built import PARAMETER_DTYPE, BuiltModel, Loss, map_tensors, output_as_loss, tensors_in
+from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE, BuiltModel, Loss, map_tensors, output_as_loss, tensors_in
 from perfmodel.models.training import dense_arguments, sparse_arguments
 
 Factory = Callable[..., Any]
@@ -49,7 +49,7 @@ def from_module(  # noqa: PLR0913 -- what a user may say of a step; all but thre
         name: shown in reports; the module's class by default.
         optimizer: of parameters with dense gradients.
         sparse_optimizer: of parameters with sparse gradients.
-        precision: as in a model file; `bf16` converts the module.
+        precision: as in a model file; `bf16` and `fp16` convert the module.
         batch_size: samples per rank; the first dimension of the first tensor by default.
 
     Raises:
@@ -61,9 +61,10 @@ def from_module(  # noqa: PLR0913 -- what a user may say of a step; all but thre
         raise ConfigError("inputs: found no tensor, allowed a tensor, or a tuple or dict with at least one")
     run = {"precision": precision, "optimizer": optimizer, "sparse_optimizer": sparse_optimizer}
     checked = validate(Run, {key: value for key, value in run.items() if value is not None}, "from_module")
-    if checked.precision == "bf16":
-        module = module.to(PARAMETER_DTYPE["bf16"])
-        args, kwargs = map_tensors(_as_bf16, args), map_tensors(_as_bf16, kwargs)
+    if checked.precision in CONVERTED:
+        dtype = PARAMETER_DTYPE[checked.precision]
+        module = module.to(dtype)
+        args, kwargs = map_tensors(_converted(dtype), args), map_tensors(_converted(dtype), kwargs)
     return BuiltModel(
         name=name or type(module).__name__,
         module=module.train(),
@@ -151,8 +152,8 @@ def _call_arguments(module: object, inputs: Any) -> tuple[tuple[Any, ...], dict[
     return (inputs,), {}
 
 
-def _as_bf16(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+def _converted(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _from_made(spec: EntrypointSpec, made: Any) -> BuiltModel:

@@ -40,6 +40,10 @@ MAX_PLACEMENTS = 32
 Ranks = tuple[tuple[RankDevice, int], ...]  # devices in rank order, and how many follow each other
 
 
+NOT_FITTING = "predicted as if it fitted"  # ends the note of a plan that is not refused for want of memory
+UNBOUNDED_BYTES = 2**62  # memory of a device where plans are not refused for want of it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A prediction with what it was made from: the placed events, their programs and the simulated steady state.
@@ -235,7 +239,10 @@ def _placed(
     """The graph as it is executed, its placement and the devices by name; `given` are database, settings and books."""
     db, settings, books = given
     devices = {name: books.device(name, db, n) for name, n in books.processes(topology).items()}
-    ranks = [RankDevice(device=p.device, memory_bytes=devices[p.device].memory_bytes) for p in topology.ranks]
+    enough = {
+        name: device.memory_bytes if settings.check_memory else UNBOUNDED_BYTES for name, device in devices.items()
+    }
+    ranks = [RankDevice(device=p.device, memory_bytes=enough[p.device]) for p in topology.ranks]
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
@@ -262,11 +269,24 @@ def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks, devic
     notes = placement.notes
     if full:
         worst = max(full, key=lambda c: c.memory.total_bytes)
+        live_bytes = worst.memory.total_bytes - worst.memory.allocator_bytes
+        device = devices[worst.device]
+        if live_bytes > device.memory_bytes:
+            return replace(
+                placement, classes=classes, notes=(*notes, _does_not_fit(worst.ranks[0], live_bytes, device))
+            )
         notes += (
             f"the tensors of rank {worst.ranks[0]} fit, but not with what the allocator keeps besides "
             f"({format_bytes(worst.memory.allocator_bytes)}): expect stalls of the allocator, or memory to run out",
         )
     return replace(placement, classes=classes, notes=notes)
+
+
+def _does_not_fit(rank: int, live_bytes: int, device: Device) -> str:
+    return (
+        f"rank {rank} needs {format_bytes(live_bytes)} by the memory model, its device has "
+        f"{format_bytes(device.memory_bytes)}: {NOT_FITTING}"
+    )
 
 
 def lower_placement(

@@ -32,6 +32,7 @@ class RunSettings:
         jitter: coefficient of variation of durations by stream kind (`compute`, `comm`, `host`, `copy`).
         stragglers: rank -> factor on the time of its kernels, copies and host work (1.1: ten percent slower).
         gradients: operators keep what backward needs; False where nothing runs backward, which costs the host less.
+        check_memory: refuse a plan whose tensors do not fit; False predicts as if they did, and says so in a note.
         n_samples, seed: seeded runs behind the percentiles when `jitter` is given.
     """
 
@@ -43,6 +44,7 @@ class RunSettings:
     jitter: Mapping[str, float] = field(default_factory=dict)
     stragglers: Mapping[int, float] = field(default_factory=dict)
     gradients: bool = True
+    check_memory: bool = True
     n_samples: int = 100
     seed: int = 0
 

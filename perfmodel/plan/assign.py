@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfmodel.config.sharding import TablePlacement
+from perfmodel.config.sharding import Sharding, TablePlacement
 from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import TableAccess
 from perfmodel.units import format_bytes
+
+MIN_COLUMNS = (
+    32  # of a column part, as TorchRec enumerates them (planner/constants.py, MIN_CW_DIM of its first releases)
+)
 
 
 def assign_table_wise(
@@ -39,6 +43,28 @@ def assign_table_wise(
         load[rank] += traffic(table)
         left[rank] -= size_bytes(table)
     return placed
+
+
+def assign_uniform(tables: Sequence[TableAccess], sharding: Sharding, n_ranks: int) -> dict[str, TablePlacement]:
+    """Every table over the ranks in the same way, by the model's own operators.
+
+    Column parts are as many as ranks where their width divides and is at least `MIN_COLUMNS`; else fewer, the first of each
+    table on the rank after the last of the table before it.
+    """
+    placed: dict[str, TablePlacement] = {}
+    first = 0
+    for table in tables:
+        ranks = tuple(range(n_ranks))
+        if sharding == "column_wise":
+            n_parts = max(n for n in range(1, n_ranks + 1) if n == 1 or _divides(table.dim, n))
+            ranks = tuple((first + part) % n_ranks for part in range(n_parts))
+            first = (first + n_parts) % n_ranks
+        placed[table.parameter] = TablePlacement(sharding=sharding, ranks=ranks, kernel="own")
+    return placed
+
+
+def _divides(dim: int, n_parts: int) -> bool:
+    return dim % n_parts == 0 and dim // n_parts >= MIN_COLUMNS
 
 
 def assign_explicit(

@@ -19,7 +19,7 @@ from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan import sharded as sh
 from perfmodel.plan.advice import cheapest_changes, with_advice
-from perfmodel.plan.assign import assign_explicit, assign_table_wise
+from perfmodel.plan.assign import assign_explicit, assign_table_wise, assign_uniform
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.dist import Distinct, dists_of
@@ -237,11 +237,13 @@ def _placements(
     plan: PlanSpec, tables: Mapping[str, TableOps], row_bytes: Mapping[str, int], free: Sequence[int]
 ) -> dict[str, TablePlacement]:
     accesses = [found.table for found in tables.values()]
-    if plan.embeddings.strategy == "table_wise" and len(free) == 1:
+    if plan.embeddings.strategy != "explicit" and len(free) == 1:
         return {name: TablePlacement(ranks=(0,), kernel="own") for name in tables}
     if plan.embeddings.strategy == "table_wise":
         owner = assign_table_wise(accesses, row_bytes, free)
         return {name: TablePlacement(ranks=(rank,), kernel="own") for name, rank in owner.items()}
+    if plan.embeddings.strategy in {"row_wise", "column_wise"}:
+        return assign_uniform(accesses, plan.embeddings.strategy, len(free))
     return assign_explicit(accesses, plan.embeddings.placement, len(free))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from perfmodel.errors import PerfModelError
 from perfmodel.metrics import geomean_error, median_error, percentile, spearman_rho
 from perfmodel.pipeline.prediction import PathShare, Prediction
+from perfmodel.pipeline.run import NOT_FITTING
 from perfmodel.validate.suite import Case
 
 # What a fault in our own code raises. One bad case must not hide the others: it fails with its reason.
@@ -21,8 +22,8 @@ _FEWEST_RANKED = 3
 class CaseResult:
     """One case with its prediction (s), or with the reason why there is none.
 
-    `error` is predicted / measured - 1; `cause` the largest named cause of an error of that sign; `noise` the relative
-    spread of repeated measurements, where they are at hand.
+    `error` is predicted / measured - 1; `cause` the largest named cause of an error of that sign; `remarks` what the
+    prediction says of itself beside its time; `noise` the relative spread of repeated measurements, where they are at hand.
     """
 
     case: Case
@@ -31,12 +32,28 @@ class CaseResult:
     high_s: float | None = None
     cause: PathShare | None = None
     reason: str = ""
+    remarks: tuple[str, ...] = ()
     noise: float | None = None
 
     @property
     def error(self) -> float | None:
         """Predicted / measured - 1, or None without a prediction."""
         return None if self.predicted_s is None else self.predicted_s / self.case.measured_s - 1.0
+
+    @property
+    def cause_factor(self) -> float | None:
+        """What the cause's time would have to be multiplied by for no error; None without one or if it would be negative."""
+        if self.cause is None or self.predicted_s is None or self.cause.time_s <= 0:
+            return None
+        factor = 1.0 + (self.case.measured_s - self.predicted_s) / self.cause.time_s
+        return factor if factor >= 0 else None
+
+    @property
+    def width_frac(self) -> float | None:
+        """Width of the predicted range as a share of the prediction, or None without one."""
+        if self.low_s is None or self.high_s is None or not self.predicted_s:
+            return None
+        return (self.high_s - self.low_s) / self.predicted_s
 
     @property
     def inside(self) -> bool:
@@ -51,7 +68,7 @@ class SuiteScore:
     """Errors |predicted / measured - 1| over a suite, as fractions; None where no case (for `spearman`: fewer than 3) counts.
 
     `mean` and `geomean` are weighted by the cases' weights. `inside_frac` is the share of predicted cases whose measured
-    time lies in the predicted range.
+    time lies in the predicted range; `median_width_frac` the median width of those ranges, as a share of the prediction.
     """
 
     n_cases: int
@@ -63,6 +80,7 @@ class SuiteScore:
     worst: float | None
     spearman: float | None
     inside_frac: float | None
+    median_width_frac: float | None = None
 
     def passes(self, max_error: float | None) -> bool:
         """No case failed and the mean error, where one is counted, is at most `max_error` (None: any)."""
@@ -94,6 +112,7 @@ def run_case(case: Case, predict: Callable[[Case], Prediction]) -> CaseResult:
             low_s=prediction.low_s,
             high_s=prediction.high_s,
             cause=likeliest_cause(prediction, too_long=too_long),
+            remarks=tuple(note for note in prediction.notes if NOT_FITTING in note),
         )
     except PerfModelError as error:
         problems = getattr(error, "problems", (str(error),))
@@ -128,6 +147,7 @@ def score_suite(results: Sequence[CaseResult]) -> SuiteScore:
     counted = [(result, abs(result.error)) for result in results if result.error is not None and result.case.weight > 0]
     errors = [error for _, error in counted]
     weights = [result.case.weight for result, _ in counted]
+    widths = [width for result, _ in counted if (width := result.width_frac) is not None]
     pairs = [(result.predicted_s, result.case.measured_s) for result in results if result.predicted_s is not None]
     return SuiteScore(
         n_cases=len(results),
@@ -139,4 +159,5 @@ def score_suite(results: Sequence[CaseResult]) -> SuiteScore:
         worst=max(errors, default=None),
         spearman=_rank_correlation(pairs),
         inside_frac=fmean(result.inside for result, _ in counted) if counted else None,
+        median_width_frac=median(widths) if widths else None,
     )

@@ -3,6 +3,7 @@
 Columns, in any order: `name,model,topology,plan,batch_per_rank,seq_len,precision,mode,phase,measured_s,weight,source,note`.
 `model`, `topology` and `plan` name a file beside the suite, or are what `perfmodel predict` takes. An empty cell in `plan`,
 `seq_len`, `precision`, `mode`, `phase` or `weight` means ddp, the model's own, the model's own, eager, train and 1.
+`amp` in `precision` is `amp_fp16`, which `torch.autocast("cuda")` means where no type is given.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ COLUMNS = (
 )  # fmt: skip
 _NEEDED = ("name", "model", "topology", "batch_per_rank", "measured_s")
 _DEFAULTS = {"plan": "ddp", "mode": "eager", "phase": "train", "weight": "1"}
+# Short names of precisions.
+_PRECISIONS: Mapping[str, str] = {"amp": "amp_fp16"}
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "precision": get_args(Precision),
+    "precision": (*get_args(Precision), *_PRECISIONS),
     "mode": get_args(Mode),
     "phase": get_args(Phase),
 }
@@ -176,7 +179,7 @@ def _case(cells: Mapping[str, str], folder: Path) -> Case:
         plan=_beside(full["plan"], folder),
         batch_per_rank=_count(full["batch_per_rank"]),
         seq_len=_count(full["seq_len"]) if full["seq_len"] else None,
-        precision=full["precision"] or None,
+        precision=_PRECISIONS.get(full["precision"], full["precision"]) or None,
         mode=cast(Mode, full["mode"]),
         phase=cast(Phase, full["phase"]),
         measured_s=_seconds(full["measured_s"]),
