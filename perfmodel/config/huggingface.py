@@ -8,7 +8,7 @@ build are refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.errors import ConfigError, suggest
@@ -18,11 +18,15 @@ _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """How one `model_type` maps: spec field -> (config field, default); and what must have its usual value."""
+    """How one `model_type` maps: spec field -> (config field, default); and what must have its usual value.
+
+    `assumed` are spec fields that a config does not decide.
+    """
 
     architecture: str
     fields: Mapping[str, tuple[str, Any]]
     fixed: Mapping[str, tuple[Any, ...]]
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
 
 _GPT2 = _Family(
@@ -89,6 +93,28 @@ _LLAMA = _Family(
     },
     fixed={},
 )
+_MIXTRAL = _Family(
+    architecture="mixtral",
+    fields={
+        "vocab_size": ("vocab_size", 32000),
+        "hidden_size": ("hidden_size", 4096),
+        "layers": ("num_hidden_layers", 32),
+        "heads": ("num_attention_heads", 32),
+        "kv_heads": ("num_key_value_heads", 8),
+        "head_dim": ("head_dim", None),
+        "ffn_size": ("intermediate_size", 14336),
+        "experts": ("num_local_experts", 8),
+        "experts_per_token": ("num_experts_per_tok", 2),
+        "max_positions": ("max_position_embeddings", 131072),
+        "activation": ("hidden_act", "silu"),
+        "norm_epsilon": ("rms_norm_eps", 1e-5),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "rope_theta": ("rope_theta", 1e6),
+        "tied_embeddings": ("tie_word_embeddings", False),
+    },
+    fixed={"sliding_window": (None,), "router_jitter_noise": (0.0,), "output_router_logits": (False,)},
+    assumed={"precision": "bf16"},  # its experts' products run in nothing else
+)
 _BERT = _Family(
     architecture="bert",
     fields={
@@ -107,7 +133,7 @@ _BERT = _Family(
     },
     fixed={"position_embedding_type": ("absolute",), "is_decoder": (False,), "add_cross_attention": (False,)},
 )
-FAMILIES: Mapping[str, _Family] = {"gpt2": _GPT2, "opt": _OPT, "llama": _LLAMA, "bert": _BERT}
+FAMILIES: Mapping[str, _Family] = {"gpt2": _GPT2, "opt": _OPT, "llama": _LLAMA, "mixtral": _MIXTRAL, "bert": _BERT}
 # Names that older configs give to the same field.
 _SYNONYMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt2": {
@@ -124,7 +150,7 @@ def transformer_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
-        reason = "; mixture-of-experts models are not built yet" if "num_experts" in config else ""
+        reason = "; of mixtures of experts mixtral alone is built" if "num_experts" in config else ""
         near = suggest(str(model_type), FAMILIES)
         raise ConfigError(f"{where}: model_type: found {model_type!r}, allowed {', '.join(FAMILIES)}{near}{reason}")
     problems = [
@@ -140,7 +166,7 @@ def transformer_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if found.get("embedding_size") == found["hidden_size"]:
         found["embedding_size"] = None
-    return {"architecture": family.architecture} | {k: v for k, v in found.items() if v is not None}
+    return {"architecture": family.architecture, **family.assumed} | {k: v for k, v in found.items() if v is not None}
 
 
 def _value(config: Mapping[str, Any], key: str, synonyms: tuple[str, ...], default: Any) -> Any:

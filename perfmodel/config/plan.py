@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
+from perfmodel.config.plan_words import put, value_of, words_of
 from perfmodel.config.quantity import Bytes, BytesPerS, PositiveBytes, PositiveCount
-from perfmodel.config.reading import check_mapping
+from perfmodel.config.reading import check_mapping, parse_mapping
 from perfmodel.config.sharding import TablePlacement, read_placement
 from perfmodel.errors import ConfigError, suggest
 from perfmodel.units import MEBI, parse_bytes_per_s
@@ -22,20 +23,22 @@ from perfmodel.units import MEBI, parse_bytes_per_s
 DEFAULT_BUCKET_CAP_BYTES = 25 * MEBI
 DEFAULT_FIRST_BUCKET_BYTES = 1 * MEBI
 
-# Ends of module paths in GPT-2, OPT, LLaMA and BERT as Hugging Face names them, and in Megatron-LM.
+# Ends of module paths in GPT-2, OPT, LLaMA, Mixtral and BERT as Hugging Face names them, and in Megatron-LM.
 COLUMN = (
     "attn.c_attn", "mlp.c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1",
     "self.query", "self.key", "self.value", "intermediate.dense", "query_key_value", "linear_qkv", "dense_h_to_4h",
-    "linear_fc1",
+    "linear_fc1", "gate_up_proj",
 )  # fmt: skip
 ROW = (
     "attn.c_proj", "mlp.c_proj", "o_proj", "out_proj", "down_proj", "fc2", "output.dense", "self_attention.dense",
     "linear_proj", "dense_4h_to_h", "linear_fc2",
 )  # fmt: skip
+EXPERTS = ("experts",)
 VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.decoder")
 
-MESH_DIMS = ("pp", "dp", "cp", "tp")  # outermost first, as Megatron-LM orders ranks: tensor groups are neighbours
-STRATEGIES = ("table_wise", "data_parallel")
+# Outermost first, as Megatron-LM orders ranks (--use-tp-pp-dp-mapping off): tensor groups are neighbours.
+MESH_DIMS = ("pp", "dp", "ep", "cp", "tp")
+STRATEGIES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 Travel = Literal["own", "fp16", "bf16", "fp8", "int8"]
 # Sequential and 4 KiB random reads of a PCIe 4.0 x4 data-centre drive: 6.8 GB/s and 1 M/s x 4 KiB (Samsung PM9A3, datasheet
 # 2021), over the two ranks that share a drive in a server of 8 GPUs with 4 drives.
@@ -115,6 +118,30 @@ class TensorParallel(Spec):
     sequence: bool = False
 
 
+class ExpertParallel(Spec):
+    """Expert parallelism over the mesh dimension `ep`, whose ranks have samples of their own and share out the experts.
+
+    Attributes:
+        experts: ends of the paths of the modules that hold a stack of matrices, one an expert.
+        capacity_factor: every expert takes ceil(factor x rows / experts) rows of each rank, empty places filled and the rest
+            dropped, as Megatron-LM's --moe-expert-capacity-factor with --moe-pad-expert-input-to-capacity; None: all rows.
+        imbalance: rows at the busiest rank of a group over the mean; 1 if the router spreads tokens evenly.
+    """
+
+    experts: tuple[str, ...] = EXPERTS
+    capacity_factor: Annotated[float, Field(gt=0.0)] | None = None
+    imbalance: Annotated[float, Field(ge=1.0)] = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExpertParallel:
+        if self.capacity_factor is not None and self.imbalance > 1.0:
+            raise ValueError(
+                f"imbalance: found {self.imbalance} with capacity_factor {self.capacity_factor}, allowed one of them: with a "
+                "capacity every expert works on as many rows"
+            )
+        return self
+
+
 class Pipeline(Spec):
     """Pipeline stages over the mesh dimension `pp`.
 
@@ -157,8 +184,9 @@ def _mesh(value: Any) -> Any:
 class EmbeddingPlan(Spec):
     """How embedding tables are spread. What a search finds and what a plan file says are this object.
 
-    `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `data_parallel`: every rank
-    has all tables; `explicit`: `placement` says of each table where its parts lie (`TablePlacement`; a rank alone stands for
+    `table_wise`: each table whole on one rank, balanced over ranks by what a lookup costs; `row_wise`, `column_wise`: each
+    table over all ranks by rows, or by equal column parts of 32 columns or more; `data_parallel`: every rank has all tables;
+    `explicit`: `placement` says of each table where its parts lie (`TablePlacement`; a rank alone stands for
     the whole table there, looked up by the model's own operators). A table is named as in the model file, or by its
     parameter.
 
@@ -175,7 +203,7 @@ class EmbeddingPlan(Spec):
         ssd: what one rank's share of an SSD reads and writes, for `key_value` tables.
     """
 
-    strategy: Literal["table_wise", "data_parallel", "explicit"] = "table_wise"
+    strategy: Literal["table_wise", "row_wise", "column_wise", "data_parallel", "explicit"] = "table_wise"
     placement: Mapping[str, Annotated[TablePlacement, BeforeValidator(read_placement)]] = Field(default_factory=dict)
     index_exchange: bool = True
     bottom_mlp: Annotated[int, Field(ge=0)] | None = None
@@ -203,9 +231,9 @@ class PlanSpec(Spec):
     """A plan.
 
     Attributes:
-        mesh: ranks along `pp` (pipeline stages), `dp` (replicas), `cp` (context parallel: a ring over the tokens of a
-            sample) and `tp` (tensor parallel), in rank order: the last varies fastest. Without `dp` the ranks left over are
-            replicas.
+        mesh: ranks along `pp` (pipeline stages), `dp` (replicas), `ep` (replicas that share out the experts), `cp` (context
+            parallel: a ring over the tokens of a sample) and `tp` (tensor parallel), in rank order: the last varies fastest.
+            Without `dp` the ranks left over are replicas.
         accumulate: micro-batches per iteration, each of the model's batch size; gradients are reduced after the last
             (`no_sync` before).
         micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
@@ -218,6 +246,7 @@ class PlanSpec(Spec):
     data_parallel: DataParallel = DataParallel()
     fsdp: Fsdp = Fsdp()
     tensor_parallel: TensorParallel = TensorParallel()
+    expert_parallel: ExpertParallel = ExpertParallel()
     pipeline: Pipeline = Pipeline()
     embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
     accumulate: PositiveCount = 1
@@ -233,7 +262,8 @@ class PlanSpec(Spec):
     def is_mesh(self) -> bool:
         """Whether ranks differ in more than the data they see."""
         plain = self.data_parallel.reduce == "buckets" and self.data_parallel.shard == "nothing"
-        return not plain or any(self.size(dim) > 1 for dim in ("pp", "cp", "tp"))
+        routed = self.expert_parallel.capacity_factor is not None
+        return routed or not plain or any(self.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")
 
     def size(self, dim: str) -> int:
         """Ranks along a mesh dimension as the plan names them; 1 if it does not."""
@@ -253,6 +283,11 @@ class PlanSpec(Spec):
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
+        if self.expert_parallel.imbalance > 1.0 and self.size("ep") == 1:
+            raise ValueError(
+                f"expert_parallel.imbalance: found {self.expert_parallel.imbalance} without mesh.ep, allowed with 2 or more: "
+                "a rank with all experts works on all rows"
+            )
         if self.pipeline.schedule in ("interleaved", "zero_bubble") and self.size("pp") == 1:
             raise ValueError(
                 f"pipeline.schedule: found {self.pipeline.schedule} with one stage, allowed with mesh.pp of 2 or more"
@@ -274,6 +309,7 @@ _SHORT = {
     **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
     **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks"), "pipeline"),
+    **dict.fromkeys(("capacity_factor", "imbalance"), "expert_parallel"),
     **dict.fromkeys(MESH_DIMS, "mesh"),
 }
 
@@ -292,8 +328,13 @@ def is_plan_key(key: str) -> bool:
 def load_plan(source: Source = "ddp") -> PlanSpec:
     """The plan in a shipped config, a file, a mapping or inline text (`ddp,bucket_cap=50MiB`, `embeddings=table_wise`).
 
-    Inline text is a comma-separated list: first a plan's name or file if any, then `key=value`. Raises ConfigError.
+    Inline text is a comma-separated list: first a plan's name or file if any, then `key=value`, where a value may be a YAML
+    flow mapping or list (`embeddings={t0: 0, t1: 1}`); or all of it is a flow mapping with the keys of a file
+    (`{embeddings: {t0: 0}}`). Raises ConfigError.
     """
+    if isinstance(source, str) and source.startswith("{"):
+        where = f"plan {source!r}"
+        return validate(PlanSpec, {"name": source, **parse_mapping(source, where)}, where)
     if isinstance(source, str) and (source in BUILT_IN or "=" in source or "," in source):
         return validate(PlanSpec, _inline(source), f"plan {source!r}")
     where, mapping = read_source("plans", source)
@@ -304,7 +345,7 @@ def load_plan(source: Source = "ddp") -> PlanSpec:
 
 def _inline(text: str) -> dict[str, Any]:
     where = f"plan {text!r}"
-    words = [word.strip() for word in text.split(",")]
+    words = words_of(text)
     base: dict[str, Any] = {}
     if "=" not in words[0]:
         base = _base(words.pop(0))
@@ -315,7 +356,7 @@ def _inline(text: str) -> dict[str, Any]:
             problems.append(f"{where}: found {word!r}, allowed key=value")
             continue
         path = [_SHORT[key], key] if key in _SHORT else key.split(".")
-        _put(base, path, _scalar(value))
+        put(base, path, value_of(value, where))
     if problems:
         raise ConfigError(problems)
     if isinstance(base.get("mesh"), Mapping):  # the order of words in a line says nothing
@@ -330,18 +371,3 @@ def _base(name: str) -> dict[str, Any]:
         return read_source("plans", name)[1]
     known = [*BUILT_IN, *list_configs("plans")]
     raise ConfigError(f"plan {name!r}: no such plan, allowed {', '.join(known)} or key=value{suggest(name, known)}")
-
-
-def _put(mapping: dict[str, Any], path: list[str], value: Any) -> None:
-    *sections, key = path
-    for section in sections:
-        inner = mapping.get(section)
-        mapping[section] = dict(inner) if isinstance(inner, Mapping) else {}
-        mapping = mapping[section]
-    mapping[key] = value
-
-
-def _scalar(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if text.lstrip("-").isdigit() else text

@@ -11,10 +11,13 @@ from perfmodel.config.training import ADAMW, OptimizerField, TrainedSpec
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
 Activation = Literal["gelu", "gelu_new", "gelu_tanh", "relu", "silu"]
-DEFAULT_ACTIVATION: dict[str, Activation] = {"gpt2": "gelu_new", "opt": "relu", "llama": "silu", "bert": "gelu"}
+DEFAULT_ACTIVATION: dict[str, Activation] = {
+    "gpt2": "gelu_new", "opt": "relu", "llama": "silu", "mixtral": "silu", "bert": "gelu",
+}  # fmt: skip
 # tie_embeddings where a file does not say: as the published models of each family.
-TIED_BY_DEFAULT = {"gpt2": True, "opt": True, "llama": False, "bert": True}
-WITHOUT_POSITION_TABLE = ("llama",)
+TIED_BY_DEFAULT = {"gpt2": True, "opt": True, "llama": False, "mixtral": False, "bert": True}
+WITHOUT_POSITION_TABLE = ("llama", "mixtral")  # these know rotary positions
+ROTARY = WITHOUT_POSITION_TABLE
 
 
 class TransformerSpec(TrainedSpec):
@@ -23,9 +26,12 @@ class TransformerSpec(TrainedSpec):
     Attributes:
         architecture: `gpt2` (decoder, learned positions, LayerNorm, fused QKV), `opt` (decoder, learned positions,
             LayerNorm, separate QKV), `llama` (decoder, rotary positions, RMSNorm, gated MLP, grouped-query attention),
-            `bert` (encoder, post-norm, token types, masked-language-model head).
-        heads, kv_heads: query heads; key-value heads (llama; default: heads).
-        head_dim: width of a head (llama; default: hidden_size / heads).
+            `mixtral` (llama whose feed-forward layer is a mixture of experts), `bert` (encoder, post-norm, token types,
+            masked-language-model head).
+        heads, kv_heads: query heads; key-value heads (llama, mixtral; default: heads).
+        head_dim: width of a head (llama, mixtral; default: hidden_size / heads).
+        experts, experts_per_token: feed-forward layers of a block, and to how many of them the router sends a token
+            (mixtral; 8 and 2).
         embedding_size: width of the token embedding where it differs from hidden_size (opt).
         sequence_length: tokens per sample; defaults to max_positions.
         tied_embeddings: the head shares the token embedding's weight; default by architecture.
@@ -40,7 +46,9 @@ class TransformerSpec(TrainedSpec):
     """
 
     kind: Literal["transformer"] = "transformer"
-    architecture: Literal["gpt2", "opt", "llama", "bert"] = Field(description="gpt2, opt, llama or bert")
+    architecture: Literal["gpt2", "opt", "llama", "mixtral", "bert"] = Field(
+        description="gpt2, opt, llama, mixtral or bert"
+    )
     optimizer: OptimizerField = ADAMW
     vocab_size: PositiveCount = Field(description="a whole number")
     hidden_size: PositiveCount = Field(description="a whole number")
@@ -49,6 +57,8 @@ class TransformerSpec(TrainedSpec):
     kv_heads: PositiveCount | None = None
     head_dim: PositiveCount | None = None
     ffn_size: PositiveCount | None = None
+    experts: PositiveCount = 8
+    experts_per_token: PositiveCount = 2
     embedding_size: PositiveCount | None = None
     max_positions: PositiveCount = Field(description="a whole number")
     sequence_length: PositiveCount | None = None
@@ -102,7 +112,7 @@ class TransformerSpec(TrainedSpec):
     def has_bias(self, part: Literal["attention", "mlp"]) -> bool:
         """Whether the linear layers of a part have a bias, with the architecture's default."""
         given = self.attention_bias if part == "attention" else self.mlp_bias
-        return self.architecture != "llama" if given is None else given
+        return self.architecture not in ROTARY if given is None else given
 
     @model_validator(mode="after")
     def _consistent(self) -> TransformerSpec:
@@ -123,24 +133,39 @@ class TransformerSpec(TrainedSpec):
             problems.append(
                 "implementation: found megatron, allowed with tied_embeddings, attention eager and activation gelu_new"
             )
-        problems += self._misplaced()
+        problems += self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
+    def _experts(self) -> list[str]:
+        problems = []
+        if self.experts_per_token > self.experts:
+            problems.append(
+                f"experts_per_token: found {self.experts_per_token}, allowed at most experts {self.experts}"
+            )
+        if self.precision not in ("bf16", "amp_bf16"):
+            problems.append(
+                f"precision: found {self.precision} with architecture mixtral, allowed bf16 or amp_bf16: grouped products "
+                "of experts (torch.nn.functional.grouped_mm) take bfloat16 on a GPU"
+            )
+        return problems
+
     def _misplaced(self) -> list[str]:
         only = {
-            "kv_heads": ("llama",),
-            "head_dim": ("llama",),
-            "rope_theta": ("llama",),
+            "kv_heads": ROTARY,
+            "head_dim": ROTARY,
+            "rope_theta": ROTARY,
             "embedding_size": ("opt",),
             "pre_norm": ("opt",),
             "token_types": ("bert",),
             "transformers": ("gpt2", "opt", "bert"),
             "embedding_dropout": ("gpt2",),
             "implementation": ("gpt2",),
-            "attention_bias": ("opt", "llama"),
+            "attention_bias": ("opt", *ROTARY),
             "mlp_bias": ("opt", "llama"),
+            "experts": ("mixtral",),
+            "experts_per_token": ("mixtral",),
         }
         wrong = [key for key, homes in only.items() if key in self.model_fields_set and self.architecture not in homes]
         return [

@@ -1,4 +1,7 @@
-"""Llama (Touvron et al. 2023; grouped-query attention as in Llama 3) with names and operators as in transformers."""
+"""Llama (Touvron et al. 2023; grouped-query attention as in Llama 3) and Mixtral (Jiang et al. 2024, arXiv:2401.04088).
+
+Names and operators are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from perfmodel.models.blocks import (
     split_heads,
     tie,
 )
+from perfmodel.models.mixture import MixtureOfExperts
 
 
 class Attention(nn.Module):
@@ -74,12 +78,12 @@ class GatedMlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and gated feed-forward, each with its residual."""
+    """Pre-norm attention and gated feed-forward (with `mixtral` a mixture of such), each with its residual."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
         self.self_attn = Attention(spec)
-        self.mlp = GatedMlp(spec)
+        self.mlp = MixtureOfExperts(spec) if spec.architecture == "mixtral" else GatedMlp(spec)
         self.input_layernorm = RmsNorm(spec.hidden_size, spec.norm_epsilon)
         self.post_attention_layernorm = RmsNorm(spec.hidden_size, spec.norm_epsilon)
 

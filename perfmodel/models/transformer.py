@@ -13,7 +13,7 @@ from torch.nn import functional as fn
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.bert import Bert, BertClassifier
 from perfmodel.models.blocks import masked_token_loss, next_token_loss
-from perfmodel.models.built import PARAMETER_DTYPE
+from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE
 from perfmodel.models.gpt2 import Gpt2
 from perfmodel.models.llama import Llama
 from perfmodel.models.megatron import MegatronGpt, vocabulary_loss
@@ -23,6 +23,7 @@ ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
     "gpt2": Gpt2,
     "opt": Opt,
     "llama": Llama,
+    "mixtral": Llama,
     "bert": lambda spec: BertClassifier(spec) if spec.head == "classification" else Bert(spec),
 }
 
@@ -32,8 +33,8 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
     with torch.device(device):
         megatron = spec.implementation == "megatron"
         module = MegatronGpt(spec) if megatron else ARCHITECTURES[spec.architecture](spec)
-        if spec.precision == "bf16":
-            module = module.to(PARAMETER_DTYPE["bf16"])
+        if spec.precision in CONVERTED:
+            module = module.to(PARAMETER_DTYPE[spec.precision])
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, below: int) -> Tensor:

@@ -29,7 +29,10 @@ def context_parallel(graph: Graph, n_ranks: int) -> Graph:
     if n_ranks == 1:
         return graph
     fused = [op for op in graph.ops if op.name in _FUSED]
-    if not fused or any("softmax" in op.name and op.phase == "forward" for op in graph.ops):
+    spelled_out = any(
+        "softmax" in op.name and op.phase == "forward" and len(op.inputs[0].shape) > _TOKENS for op in graph.ops
+    )  # a router's scores have two dimensions
+    if not fused or spelled_out:
         raise InfeasiblePlanError(
             f"context parallel: {graph.model} does not compute attention by one fused operator, allowed attention: sdpa in "
             "the model file; scores that are spelled out need all keys at once"

@@ -24,19 +24,24 @@ MAX_COPIES = 8192  # parameters whose copies are remembered: the same op object 
 
 
 def bucket_insertions(
-    buckets: Sequence[Bucket], ranks: tuple[int, ...], first_instance: int, compression: str = "none"
+    buckets: Sequence[Bucket],
+    ranks: tuple[int, ...],
+    first_instance: int,
+    compression: str = "none",
+    *,
+    first: int = 0,
 ) -> dict[int, list[Event]]:
     """Events to insert after each op (by op id): bucket copies as gradients become ready, all-reduces of full buckets.
 
     With `compression` (`fp16`, `bf16`) a full bucket is cast and divided, travels narrow and is cast back beside compute, as
-    torch's `fp16_compress_hook` and `bf16_compress_hook` do.
+    torch's `fp16_compress_hook` and `bf16_compress_hook` do. Buckets are numbered from `first`.
     """
     inserted: dict[int, list[Event]] = {}
-    for number, bucket in enumerate(buckets):
+    for number, bucket in enumerate(buckets, first):
         for parameter in bucket.parameters:
             if parameter.grad_op is not None:
                 inserted.setdefault(parameter.grad_op, []).append(_copy_in(parameter, number))
-    for number, bucket in enumerate(buckets):
+    for number, bucket in enumerate(buckets, first):
         reduce = _all_reduce(bucket, number, ranks, first_instance + number)
         narrow = NARROW.get(compression)
         events = [reduce] if narrow in (None, bucket.dtype) else _compressed(bucket, number, reduce, str(narrow))
@@ -44,14 +49,14 @@ def bucket_insertions(
     return inserted
 
 
-def copy_back(buckets: Sequence[Bucket], *, as_views: bool) -> list[Event]:
+def copy_back(buckets: Sequence[Bucket], *, as_views: bool, first: int = 0) -> list[Event]:
     """Events between backward and optimizer: each reduced gradient leaves its bucket.
 
     With views there is nothing to copy, but the compute stream still waits for every bucket: a zero-work op says so.
     """
     if as_views:
-        return [_wait(number) for number in range(len(buckets))]
-    return [_copy_out(p, number) for number, bucket in enumerate(buckets) for p in bucket.parameters]
+        return [_wait(number) for number in range(first, first + len(buckets))]
+    return [_copy_out(p, number) for number, bucket in enumerate(buckets, first) for p in bucket.parameters]
 
 
 def _all_reduce(bucket: Bucket, number: int, ranks: tuple[int, ...], instance: int) -> Event:

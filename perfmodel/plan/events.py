@@ -8,8 +8,8 @@ from typing import Literal
 
 from perfmodel.graph import Op, Phase
 
-# Communicators of their own: `tensor` of a tensor-parallel group, `copies` of the holders of one shard, `context` of a ring;
-# `send_next` to `recv_next` carry what pipeline stages send each other.
+# Communicators of their own: `tensor` of a tensor-parallel or an expert-parallel group, `copies` of the holders of one shard,
+# `context` of a ring; `send_next` to `recv_next` carry what pipeline stages send each other.
 Stream = Literal[
     "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context"
 ]  # fmt: skip

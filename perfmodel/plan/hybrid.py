@@ -40,7 +40,7 @@ def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_byte
         classes=tuple(classes),
         n_ranks=mesh.n_ranks,
         notes=graph.notes,
-        n_replicas=mesh.size("dp"),
+        n_replicas=mesh.size("dp", "ep"),
         n_micro=plan.n_micro,
     )
 

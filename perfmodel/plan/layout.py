@@ -16,7 +16,7 @@ from perfmodel.graph import TensorSpec
 
 PACKED = 3  # query, key and value in one weight
 
-Kind = Literal["weight", "sequence"]
+Kind = Literal["weight", "sequence", "expert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class Shard:
     """A split of dimension `dim`: of its factor of `full` elements, `local` are here.
 
     `outer` elements of the same dimension lie outside the factor; `kind` tells a split that came with a weight from one of
-    the tokens (sequence parallelism). `local` times the group may exceed `full` where a vocabulary is padded.
+    the tokens (sequence parallelism) and from rows that went to their experts. `local`
+    times the group may exceed `full` where a vocabulary is padded.
     """
 
     dim: int

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from perfmodel.errors import InfeasiblePlanError
+
+MAX_GROUPINGS = 1024  # ways to divide ranks into groups that are remembered; an autotuner asks for the same ones again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,7 @@ class Mesh:
 
     def group(self, rank: int, *dims: str) -> tuple[int, ...]:
         """The ranks that differ from `rank` in these dimensions alone, with it, ascending."""
-        found = [rank]
-        for dim in (dim for dim in self.sizes if dim in dims):
-            first = [self.neighbour(r, dim, 0) for r in found]
-            found = [r + i * self.stride(dim) for r in first for i in range(self.size(dim))]
-        return tuple(sorted(found))
+        return _groups(tuple(self.sizes.items()), frozenset(dims))[rank]
 
     def members(self, dim: str, index: int) -> tuple[int, ...]:
         """All ranks at `index` of a dimension, ascending."""
@@ -52,6 +53,21 @@ class Mesh:
         block = stride * self.size(dim)
         firsts = range(index * stride, self.n_ranks, block)
         return tuple(rank for first in firsts for rank in range(first, first + stride))
+
+
+@lru_cache(maxsize=MAX_GROUPINGS)
+def _groups(sizes: tuple[tuple[str, int], ...], dims: frozenset[str]) -> tuple[tuple[int, ...], ...]:
+    """By rank, the ranks that differ from it in these dimensions alone, ascending; the same object for all of a group."""
+    shape = [size for _, size in sizes]
+    inside = [axis for axis, (name, _) in enumerate(sizes) if name in dims]
+    outside = [axis for axis in range(len(shape)) if axis not in inside]
+    n_members = math.prod(shape[axis] for axis in inside)
+    rows = np.arange(math.prod(shape)).reshape(shape).transpose(outside + inside).reshape(-1, n_members)
+    found: list[tuple[int, ...]] = [()] * rows.size
+    for row in map(tuple, rows.tolist()):
+        for rank in row:
+            found[rank] = row
+    return tuple(found)
 
 
 def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:
@@ -66,5 +82,5 @@ def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:
     if "dp" in sizes:
         return Mesh(sizes=dict(sizes))
     order = [*sizes]
-    order.insert(next((i for i, dim in enumerate(order) if dim in ("cp", "tp")), len(order)), "dp")
+    order.insert(next((i for i, dim in enumerate(order) if dim in ("ep", "cp", "tp")), len(order)), "dp")
     return Mesh(sizes={dim: sizes.get(dim, n_ranks // named) for dim in order})

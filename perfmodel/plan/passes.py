@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.config.plan import PlanSpec
-from perfmodel.graph import Op
+from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import CollectiveOp, Event, link_events
@@ -38,36 +38,63 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Makes the passes of a rank class; each is made once for a chunk and the same groups."""
+    """Makes the passes of a rank class; each is made once for a chunk and the same groups.
+
+    `experts` are the names of the parameters that expert-parallel ranks share out.
+    """
 
     plan: PlanSpec
     groups: Groups
     n_stages: int
+    experts: frozenset[str] = frozenset()
 
     @property
     def _shard(self) -> str:
         return self.plan.data_parallel.shard if len(self.groups.of["dp"]) > 1 else "nothing"
 
     def of(self, chunk: Chunk, what: Pass) -> Segment:
-        """A pass, linked."""
-        plan = self.plan
+        """A pass, linked. Plans in which it is the same share it."""
         groups = tuple(self.groups.of.items())  # its siblings follow from them and the mesh
-        key = ("pass", what, groups, plan.data_parallel, plan.fsdp, plan.pipeline.schedule, self.n_stages > 1)
-        return chunk.facts.derived(key, partial(self._make, chunk, what))
+        return chunk.facts.derived(("pass", groups, *self._variant(what)), partial(self._make, chunk, what))
+
+    def _variant(self, what: Pass) -> tuple[object, ...]:
+        """All of plan and pass that `_make` reads beside the groups, the rest left out."""
+        fsdp = (self.plan.fsdp, self._scatters_always) if self._shard == "parameters" else None
+        if what.kind == "forward":
+            return "forward", fsdp
+        split = self.plan.pipeline.schedule == "zero_bubble"
+        reduced = None
+        if fsdp is not None:
+            reduced = self._scatters(what)
+        elif self._ends_in_buckets(what):
+            ddp, whole = self.plan.data_parallel, self._shard == "nothing"
+            reduced = (ddp.first_bucket, ddp.bucket_cap, ddp.compression, whole, whole and ddp.gradient_as_bucket_view)
+        return what.kind, split, fsdp, self._accumulates(what), reduced
 
     def _make(self, chunk: Chunk, what: Pass) -> Segment:
         if what.kind == "forward":
             return self._forward(chunk)
         ops = self._ops(chunk, what)
         inserted: dict[int, list[Event]] = {}
-        if not what.first and not self._scatters_always:
+        if self._accumulates(what):
             _join(inserted, accumulate(chunk.graph.parameters), {op.id for op in ops})
         if self._shard == "parameters":
             return self._sharded_backward(chunk, ops, inserted, what)
-        ends = what.kind == "weight" or self.plan.pipeline.schedule != "zero_bubble"
-        if not self._reduces(what) or not ends:
-            return segment(ops, self.groups, inserted)
-        return self._bucketed(chunk, ops, inserted)
+        if self._ends_in_buckets(what):
+            return self._bucketed(chunk, ops, inserted)
+        return segment(ops, self.groups, inserted, events=chunk.facts.op_events)
+
+    def _accumulates(self, what: Pass) -> bool:
+        """Whether gradients are added to those of an earlier micro-batch."""
+        return not what.first and not self._scatters_always
+
+    def _scatters(self, what: Pass) -> bool:
+        """Whether fully sharded gradients leave the rank in this pass."""
+        return self._scatters_always or what.last
+
+    def _ends_in_buckets(self, what: Pass) -> bool:
+        """Whether gradients leave the rank in buckets during this pass."""
+        return self._reduces(what) and (what.kind == "weight" or self.plan.pipeline.schedule != "zero_bubble")
 
     @property
     def _scatters_always(self) -> bool:
@@ -89,52 +116,69 @@ class Passes:
     def _forward(self, chunk: Chunk) -> Segment:
         ops = ops_of(chunk.graph, "input", "forward", "loss")
         if self._shard != "parameters":
-            return segment(ops, self.groups)
-        units = units_in(chunk, self.plan.fsdp.wrap)
+            return segment(ops, self.groups, events=chunk.facts.op_events)
+        units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before = forward_gathers(units, self.groups, self.plan.fsdp)
         blocking = chunk.graph.target == "cpu"
-        return segment(ops, self.groups, before=waited_for(before) if blocking else before)
+        before = waited_for(before) if blocking else before
+        return segment(ops, self.groups, before=before, events=chunk.facts.op_events)
 
     def _sharded_backward(
         self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]], what: Pass
     ) -> Segment:
         """Backward with parameters gathered unit by unit; pipelines scatter the sums of all micro-batches' gradients."""
-        units = units_in(chunk, self.plan.fsdp.wrap)
+        units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before, after = backward_gathers(units, self.groups, self.plan.fsdp)
         blocking = chunk.graph.target == "cpu"
         present = {op.id for op in ops}
         _join(inserted, after, present)
-        scatters = self._scatters_always or what.last
+        scatters = self._scatters(what)
         if scatters:
             _join(inserted, gradient_scatters(units, self.groups, self.plan.fsdp), present)
         if blocking:
             before, inserted = waited_for(before), waited_for(inserted)
-        run = segment(ops, self.groups, inserted, before)
+        run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
         return Segment(link_events((*run, wait_for_gradients(units)))) if scatters else run
 
     def _bucketed(self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]]) -> Segment:
         ddp = self.plan.data_parallel
-        buckets = assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap)
         present = {op.id for op in ops}
         before: dict[int, list[Event]] = {}
-        for op, events in bucket_insertions(buckets, self.groups.of["dp"], -1, ddp.compression).items():
-            at = inserted if op in present else before  # complete since an earlier part of this backward
-            at.setdefault(op if op in present else START, []).extend(self._unnumbered(events))
-        run = segment(ops, self.groups, inserted, before)
-        as_views = ddp.gradient_as_bucket_view or self._shard != "nothing"
-        return Segment(link_events((*run, *copy_back(buckets, as_views=as_views))))
+        ends: list[Event] = []
+        n_buckets = 0
+        for group, parameters in reduced_over(chunk.graph.parameters, self.experts, self.groups):
+            buckets = assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap)
+            ranks = self.groups.of[group]
+            for op, events in bucket_insertions(buckets, ranks, -1, ddp.compression, first=n_buckets).items():
+                at = inserted if op in present else before  # complete since an earlier part of this backward
+                at.setdefault(op if op in present else START, []).extend(self._unnumbered(events, group))
+            as_views = ddp.gradient_as_bucket_view or self._shard != "nothing"
+            ends += copy_back(buckets, as_views=as_views, first=n_buckets)
+            n_buckets += len(buckets)
+        run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
+        return Segment(link_events((*run, *ends)))
 
-    def _unnumbered(self, events: Sequence[Event]) -> list[Event]:
+    def _unnumbered(self, events: Sequence[Event], group: str) -> list[Event]:
         """Collectives of a segment get their numbers where it is replayed; gradients divided over ranks are scattered."""
         op: CollectiveOp = "all_reduce" if self._shard == "nothing" else "reduce_scatter"
         return [
             event
             if event.collective is None
             else replace(
-                event, collective=replace(event.collective, op=op, instance=-1, siblings=self.groups.siblings["dp"])
+                event, collective=replace(event.collective, op=op, instance=-1, siblings=self.groups.siblings[group])
             )
             for event in events
         ]
+
+
+def reduced_over(
+    parameters: Sequence[Parameter], experts: frozenset[str], groups: Groups
+) -> Iterator[tuple[str, list[Parameter]]]:
+    """(group, parameters whose gradients it reduces): replicas reduce dense ones, those with equal experts these."""
+    for group, wanted in (("dp", False), ("experts", True)):
+        found = [p for p in parameters if (p.name in experts) == wanted]
+        if found and len(groups.of[group]) > 1:
+            yield group, found
 
 
 def _join(into: dict[int, list[Event]], more: Mapping[int, Sequence[Event]], present: set[int]) -> None:

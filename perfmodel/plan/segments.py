@@ -70,12 +70,15 @@ def collective_event(op: Op, groups: Groups) -> Event:
     if op.name == "perfmodel.send_recv":
         ring = _pairs(ranks)
         ranks, siblings = ring[0], (*ring[1:], *(pair for other in siblings for pair in _pairs(other)))
+    send = _skewed(op, len(ranks))
     return Event(
         stream="context" if group == "cp" else "tensor",
         phase=op.phase,
+        host_waits=bool(op.attrs.get("host_waits")),
         collective=Collective(
-            op=op.name.removeprefix("perfmodel."),  # type: ignore[arg-type]  # one of COLLECTIVE_OPS
-            bytes=int(op.attrs["bytes"]),
+            op="all_to_all_v" if send else op.name.removeprefix("perfmodel."),  # type: ignore[arg-type]  # one of COLLECTIVE_OPS
+            bytes=max(map(sum, send)) if send else int(op.attrs["bytes"]),
+            send_bytes=send,
             ranks=ranks,
             dtype=op.inputs[0].dtype,
             instance=NO_INSTANCE,
@@ -85,6 +88,23 @@ def collective_event(op: Op, groups: Groups) -> Event:
         reads=frozenset(spec.storage for spec in op.inputs),
         writes=frozenset(spec.storage for spec in op.outputs),
     )
+
+
+def _skewed(op: Op, n_ranks: int) -> tuple[tuple[int, ...], ...] | None:
+    """What each rank sends to each where one gets more than its share of rows; None where all get the same.
+
+    `bytes` of the way to experts is what each rank sends, of the way back what the busiest does.
+    """
+    imbalance = float(op.attrs.get("imbalance", 1.0))
+    if imbalance == 1.0:
+        return None
+    back = op.attrs["way"] == "back"
+    sent = int(op.attrs["bytes"]) / (imbalance if back else 1.0)
+    first = sent * imbalance / n_ranks
+    others = (sent - first) / (n_ranks - 1)
+    shares = (round(first), *(round(others) for _ in range(n_ranks - 1)))
+    rows = tuple(shares for _ in range(n_ranks))
+    return tuple(zip(*rows, strict=True)) if back else rows
 
 
 def _pairs(ring: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
+from perfmodel.plan.expert_rules import EXPERT_RULES
 from perfmodel.plan.layout import Shard, local_size, local_spec, row_major
 from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
 
 FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
-COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather", "perfmodel.send_recv")
+COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather", "perfmodel.send_recv",
+                  "perfmodel.all_to_all")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class Split:
 
 def shard_graph(graph: Graph, split: Split) -> Graph:
     """The local graph. Raises InfeasiblePlanError naming the op and module that cannot be split."""
-    return _Sharding(graph, split).run()
+    return Sharding(graph, split).run()
 
 
 @dataclass(slots=True)
@@ -62,8 +64,8 @@ class _State:
     fraction: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> (local, full)
 
 
-class _Sharding:
-    """One pass over a graph; `shard_graph` is the only user."""
+class Sharding:
+    """One pass over a graph."""
 
     def __init__(self, graph: Graph, split: Split) -> None:
         self.graph, self.split = graph, split
@@ -110,8 +112,10 @@ class _Sharding:
         if not self._touches_split(op):
             self.ops.append(op)
             return
-        same = op.name in SAME_TENSOR
-        outputs = [self.of(op.inputs[0])] * len(op.outputs) if same else list(rule_of(op)(op, self))
+        if op.name in SAME_TENSOR:
+            outputs = [self.of(op.inputs[0])] * len(op.outputs)
+        else:
+            outputs = list((EXPERT_RULES.get(op.name) or rule_of(op))(op, self))
         inputs = tuple(self._input(spec) for spec in op.inputs)
         for spec, shard in zip(op.outputs, outputs, strict=True):
             self._put(spec, shard)
@@ -168,27 +172,33 @@ class _Sharding:
         """The split of the embedding weight that the op's module owns."""
         return self.modules.get(op.module)
 
-    def complete(self, spec: TensorSpec) -> None:
-        """Sums a tensor over the group: scattered by tokens with sequence parallelism, whole otherwise."""
+    def complete(self, spec: TensorSpec, *, rows: bool = False) -> None:
+        """Sums a tensor over the group: scattered by tokens with sequence parallelism, whole otherwise.
+
+        `rows`: its first dimension is made of tokens in some order, as that of a mixture's rows is.
+        """
         if spec.storage not in self.state.partial:
             return
         self.state.partial.discard(spec.storage)
         sequence = self.split.sequence
         local = self._local(spec, self.state.shard.get(spec.id))
-        rows = None if sequence is None else _rows(sequence, spec)
-        if rows is None:
+        found = None if sequence is None else _rows(sequence, spec)
+        if rows and sequence is not None:
+            outer = 1 if sequence.tokens_first else sequence.samples
+            found = Shard(dim=0, full=sequence.tokens, local=sequence.local, outer=outer, kind="sequence")
+        if found is None:
             self._emit("all_reduce", (local,), (local,), local.bytes, "partial sums")
             return
-        storage = self._fresh(spec.storage, -(-local.bytes * rows.local // rows.full))
+        storage = self._fresh(spec.storage, -(-local.bytes * found.local // found.full))
         self.state.moved[spec.storage] = storage
         for seen in {**self.state.specs.get(spec.storage, {}), spec.id: spec}.values():
-            self._put(seen, _rows(sequence, seen) if sequence is not None else None)
+            self._put(seen, found if rows else _rows(sequence, seen) if sequence is not None else None)
         scattered = self._local(spec, self.state.shard.get(spec.id))
         self._emit("reduce_scatter", (local,), (scattered,), local.bytes, "partial sums")
 
-    def gather(self, spec: TensorSpec) -> None:
-        """Collects a tensor whole for this op and for others of the same part of the iteration."""
-        key = (self.op.phase, self.op.recompute)
+    def gather(self, spec: TensorSpec, *, keep: bool = False) -> None:
+        """Collects a tensor whole for this op and for others of the same part of the iteration (`keep`: of all of it)."""
+        key = ("kept", False) if keep else (self.op.phase, self.op.recompute)
         copies = self.state.gathered.setdefault(spec.storage, {})
         storage = copies.get(key)
         shard = self.state.shard[spec.id]

@@ -29,14 +29,14 @@ class Splits(Protocol):
     def sums_stay(self) -> bool:
         """Whether gradients of parameters stay sums over the group, which replicas reduce."""
 
-    def complete(self, spec: TensorSpec) -> None:
-        """Sums it over the group now."""
+    def complete(self, spec: TensorSpec, *, rows: bool = False) -> None:
+        """Sums it over the group now; `rows`: its first dimension is made of tokens."""
 
     def mark_partial(self, spec: TensorSpec) -> None:
         """The op leaves this output to be summed."""
 
-    def gather(self, spec: TensorSpec) -> None:
-        """Collects the whole tensor for this op; it stays split for others."""
+    def gather(self, spec: TensorSpec, *, keep: bool = False) -> None:
+        """Collects the whole tensor for this op; it stays split for others. `keep`: backward reads the same copy."""
 
     def adopt(self, spec: TensorSpec, shard: Shard) -> None:
         """A tensor that was there before the iteration (optimizer state) turns out to be split."""

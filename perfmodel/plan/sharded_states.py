@@ -36,7 +36,8 @@ class Unit:
     """Parameters gathered together: those of the module at `path`, or the rest (root).
 
     `first` and `backward` are the first ops that need them in forward and in backward (START: they are there from the
-    beginning), `complete` the op after which all their gradients are.
+    beginning), `complete` the op after which all their gradients are. `group` names the ranks that its states are divided
+    over: `shard`, or `experts` for a part of a layer's experts.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Unit:
     backward: int
     complete: int
     is_root: bool
+    group: str = "shard"
 
     @property
     def bytes(self) -> int:
@@ -58,14 +60,17 @@ class Unit:
         return self.parameters[0].tensor.dtype
 
 
-def units_of(graph: Graph, wrap: Sequence[str] = ()) -> tuple[Unit, ...]:
+def units_of(graph: Graph, wrap: Sequence[str] = (), experts: Collection[str] = ()) -> tuple[Unit, ...]:
     """The units of a model in forward order, then the rest: its blocks, or the modules whose paths end as `wrap` says.
+
+    The modules of the parameters named in `experts` are units of their own, as torchtitan's parallelisation of experts makes.
 
     Raises InfeasiblePlanError if it has no numbered blocks, or a pattern finds no module.
     """
     of_path: dict[str, list[Parameter]] = {}
     rest: list[Parameter] = []
-    paths = _wrapped(graph, wrap) if wrap else _block_paths(graph)
+    apart = {name.rpartition(".")[0] for name in experts}
+    paths = (_wrapped(graph, wrap) if wrap else _block_paths(graph)) | apart
     for parameter in graph.parameters:
         path = next((p for p in _ancestors(parameter.name) if p in paths), None)
         (rest if path is None else of_path.setdefault(path, [])).append(parameter)
@@ -80,6 +85,7 @@ def units_of(graph: Graph, wrap: Sequence[str] = ()) -> tuple[Unit, ...]:
             backward=first["backward"].get(path, START),
             complete=_complete(of_path[path]),
             is_root=False,
+            group="experts" if path in apart else "shard",
         )
         for number, path in enumerate(order)
     ]
@@ -160,8 +166,8 @@ def backward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> tuple
     after: Inserted = {}
     if not plan.reshard_after_forward:
         return before, after
-    parts = [unit for unit in units if not unit.is_root]
-    for unit, behind in zip(parts, [*parts[1:], None], strict=True):
+    parts = sorted((unit for unit in units if not unit.is_root), key=lambda unit: unit.backward)
+    for unit, behind in zip(parts, [None, *parts[:-1]], strict=True):
         ask, use = _gather(unit, groups, plan, "backward")
         if behind is None or plan.backward_prefetch == "none":
             before.setdefault(START if behind is None else unit.backward, []).extend(ask)
@@ -190,7 +196,7 @@ def gradient_scatters(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> Inse
             )
         scatter = _collective("reduce_scatter", unit, groups, ("backward", "gradients"))
         events.append(replace(scatter, reads=storage, writes=storage))
-        if len(groups.of["copies"]) > 1:
+        if len(groups.of["copies"]) > 1 and unit.group == "shard":
             events.append(replace(_reduce_copies(unit, groups), reads=storage, writes=storage))
         inserted.setdefault(unit.complete, []).extend(events)
     return inserted
@@ -237,11 +243,11 @@ def _collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, s
     collective = Collective(
         op=op,
         bytes=unit.bytes,
-        ranks=groups.of["shard"],
+        ranks=groups.of[unit.group],
         dtype=unit.dtype,
         instance=NO_INSTANCE,
         purpose=f"{purpose} of {_words(unit)}",
-        siblings=groups.siblings["shard"],
+        siblings=groups.siblings[unit.group],
     )
     return Event(stream="comm", phase=phase, collective=collective)  # type: ignore[arg-type]  # forward or backward
 

@@ -10,6 +10,7 @@ from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
 from perfmodel.plan.context_parallel import context_parallel
+from perfmodel.plan.expert_parallel import expert_parallel, expert_parameters, is_expert_parallel
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.mesh import Mesh
 from perfmodel.plan.schedule import Step, schedule
@@ -20,8 +21,9 @@ from perfmodel.plan.tensor_parallel import tensor_parallel
 
 Group = tuple[int, ...]
 
-# Mesh dimensions along which ranks hold the same dense parameters, whose gradients they reduce.
-REPLICAS = ("dp", "cp")
+# Mesh dimensions along which ranks hold the same dense parameters, whose gradients they reduce, and the same experts.
+REPLICAS = ("dp", "ep", "cp")
+EXPERT_REPLICAS = ("dp", "cp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,15 @@ class Spread:
     def __init__(self, graph: Graph, plan: PlanSpec, mesh: Mesh) -> None:
         self.plan, self.mesh = plan, mesh
         self.n_stages, self.n_chunks = mesh.size("pp"), plan.pipeline.chunks
-        tp, cp = mesh.size("tp"), mesh.size("cp")
+        tp, cp, ep = mesh.size("tp"), mesh.size("cp"), mesh.size("ep")
         # What follows from a graph keeps its own facts with it: an autotuner that tries many meshes finds them again.
-        whole = facts_of(graph).derived(("cp", cp), lambda: GraphFacts(context_parallel(graph, cp)))
+        routed = facts_of(graph)
+        if is_expert_parallel(plan.expert_parallel, ep):
+            routed = routed.derived(
+                ("ep", ep, plan.expert_parallel),
+                lambda: GraphFacts(expert_parallel(graph, plan.expert_parallel, ep)),
+            )
+        whole = routed.derived(("cp", cp), lambda: GraphFacts(context_parallel(routed.graph, cp)))
         facts = whole.derived(
             ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(whole.graph, plan.tensor_parallel, tp))
         )
@@ -56,6 +64,11 @@ class Spread:
         )
         self.stages = tuple(part.stage for part in self.parts)
         self.n_shards = self._shards()
+        self.n_expert_shards = self.n_shards if ep == 1 else mesh.size(*EXPERT_REPLICAS)
+        self.experts: frozenset[str] = frozenset()  # names of the parameters that are a part of the experts
+        if ep > 1:
+            found = expert_parameters(graph, plan.expert_parallel.experts)
+            self.experts = frozenset(p.name for stacks in found.values() for p in stacks)
 
     def _parts(self, n_cuts: int) -> tuple[Chunk, ...]:
         if n_cuts > 1:
@@ -70,6 +83,11 @@ class Spread:
             raise InfeasiblePlanError(
                 f"fsdp.ranks: found {n_shards} with {n_replicas} replicas, allowed a divisor of them"
             )
+        if self.plan.fsdp.ranks is not None and self.mesh.size("ep") > 1:
+            raise InfeasiblePlanError(
+                f"fsdp.ranks: found {n_shards} with mesh.ep {self.mesh.size('ep')}, allowed without: states of experts are "
+                "divided over all ranks that hold the same ones"
+            )
         return n_shards
 
     def chunks(self, stage: int) -> list[Chunk]:
@@ -82,18 +100,21 @@ class Spread:
 
     def units(self, stage: int) -> list[Unit]:
         """The FSDP units of a stage's chunks."""
-        return [unit for chunk in self.chunks(stage) for unit in units_in(chunk, self.plan.fsdp.wrap)]
+        return [unit for chunk in self.chunks(stage) for unit in units_in(chunk, self.plan.fsdp.wrap, self.experts)]
 
     def groups(self, stage: int, rank: int) -> Groups:
         """The groups of a rank at a stage, and those of the other ranks of its stage.
 
-        `tp`: its tensor-parallel group; `cp`: its ring; `dp`: the ranks with the same parameters; `shard` and
-        `copies`: of those, the ones between which states are divided, and the ones that hold the same part of them.
+        `tp`: its tensor-parallel group; `cp`: its ring; `ep`: the ranks that share out the experts; `dp`: the ranks with the
+        same parameters; `experts`: of those, the ones with the same experts; `shard` and `copies`: the ones between which
+        states are divided, and the ones that hold the same part of them.
         """
         along: dict[str, Callable[[int], Group]] = {
             "tp": partial(self._along, ("tp",)),
             "cp": partial(self._along, ("cp",)),
+            "ep": partial(self._along, ("ep",)),
             "dp": partial(self._along, REPLICAS),
+            "experts": partial(self._along, EXPERT_REPLICAS),
             "shard": self._shard_group,
             "copies": self._copies,
         }
@@ -129,6 +150,6 @@ def _chunk(stage: Stage) -> Chunk:
     return Chunk(stage=stage, facts=GraphFacts(stage.graph))
 
 
-def units_in(chunk: Chunk, wrap: tuple[str, ...]) -> tuple[Unit, ...]:
-    """The FSDP units of a chunk, found once."""
-    return chunk.facts.derived(("units", wrap), partial(units_of, chunk.graph, wrap))
+def units_in(chunk: Chunk, wrap: tuple[str, ...], experts: frozenset[str] = frozenset()) -> tuple[Unit, ...]:
+    """The FSDP units of a chunk, found once; the parameters of `experts` are units of their own."""
+    return chunk.facts.derived(("units", wrap, experts), partial(units_of, chunk.graph, wrap, experts))

@@ -8,13 +8,13 @@ from functools import partial
 from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.events import Collective, Event, Stream, op_event
-from perfmodel.plan.passes import Pass, Passes
+from perfmodel.plan.passes import Pass, Passes, reduced_over
 from perfmodel.plan.runs import EventRuns, Segment
 from perfmodel.plan.schedule import Step
 from perfmodel.plan.segments import Program, ops_of, segment
 from perfmodel.plan.sharded_states import shard_optimizer
 from perfmodel.plan.spread import REPLICAS, Chunk, Spread
-from perfmodel.plan.stages import Stage
+from perfmodel.plan.stages import Stage, optimizer_of
 
 CLASS_STRIDE = 1 << 28  # instance numbers of one stage's own collectives
 BETWEEN = 1 << 40  # instance numbers of what stages send each other start here
@@ -31,7 +31,7 @@ class StageWriter:
         self.program = Program(first_instance=stage * CLASS_STRIDE)
         self.transfers: dict[tuple[int, int], tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = {}
         self.groups = spread.groups(stage, rank)
-        self.passes = Passes(plan=spread.plan, groups=self.groups, n_stages=spread.n_stages)
+        self.passes = Passes(plan=spread.plan, groups=self.groups, n_stages=spread.n_stages, experts=spread.experts)
 
     def events(self) -> EventRuns:
         """All of an iteration: the schedule's passes, gradient reductions, the optimizer."""
@@ -105,19 +105,20 @@ class StageWriter:
     def _gather_parameters(self, chunk: Chunk) -> None:
         """ZeRO 1 and 2: the updated parameters come together again, bucket by bucket."""
         ddp = self.plan.data_parallel
-        for bucket in assign_buckets(chunk.graph.parameters, ddp.first_bucket, ddp.bucket_cap):
-            self._blocking(
-                Collective(
-                    op="all_gather",
-                    bytes=bucket.bytes,
-                    ranks=self.groups.of["dp"],
-                    dtype=bucket.dtype,
-                    instance=self.program.number(),
-                    purpose="updated parameters",
-                    siblings=self.groups.siblings["dp"],
-                ),
-                "optimizer",
-            )
+        for group, parameters in reduced_over(chunk.graph.parameters, self.spread.experts, self.groups):
+            for bucket in assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap):
+                self._blocking(
+                    Collective(
+                        op="all_gather",
+                        bytes=bucket.bytes,
+                        ranks=self.groups.of[group],
+                        dtype=bucket.dtype,
+                        instance=self.program.number(),
+                        purpose="updated parameters",
+                        siblings=self.groups.siblings[group],
+                    ),
+                    "optimizer",
+                )
 
     def _shared_gradients(self) -> None:
         """Tied weights: the stages that have one sum its gradient."""
@@ -142,23 +143,23 @@ class StageWriter:
 
     def _reduce_all(self) -> None:
         """All gradients divided and reduced at once, by element type."""
-        group = self.groups.of["dp"]
         parameters = [p for c in self.chunks for p in c.graph.parameters if p.grad_op is not None]
-        for dtype in dict.fromkeys(p.tensor.dtype for p in parameters) if len(group) > 1 else ():
-            n_elems = sum(p.tensor.n_elems for p in parameters if p.tensor.dtype == dtype)
-            flat = self.chunks[0].facts.derived(("flat", dtype, n_elems), partial(_division, dtype, n_elems))
-            self.program.add(op_event(flat), after_compute=False)
-            self._blocking(
-                Collective(
-                    op="all_reduce",
-                    bytes=flat.outputs[0].bytes,
-                    ranks=group,
-                    dtype=dtype,
-                    instance=self.program.number(),
-                    purpose="gradients",
-                    siblings=self.groups.siblings["dp"],
+        for group, reduced in reduced_over(parameters, self.spread.experts, self.groups):
+            for dtype in dict.fromkeys(p.tensor.dtype for p in reduced):
+                n_elems = sum(p.tensor.n_elems for p in reduced if p.tensor.dtype == dtype)
+                flat = self.chunks[0].facts.derived(("flat", dtype, n_elems), partial(_division, dtype, n_elems))
+                self.program.add(op_event(flat), after_compute=False)
+                self._blocking(
+                    Collective(
+                        op="all_reduce",
+                        bytes=flat.outputs[0].bytes,
+                        ranks=self.groups.of[group],
+                        dtype=dtype,
+                        instance=self.program.number(),
+                        purpose="gradients",
+                        siblings=self.groups.siblings[group],
+                    )
                 )
-            )
 
     def _blocking(self, collective: Collective, phase: Phase = "backward") -> None:
         """A collective between what is on the compute stream now and what follows."""
@@ -166,15 +167,30 @@ class StageWriter:
         self.program.add(replace(op_event(_WAIT), after=(index,)), after_compute=False)
 
     def _optimizer(self, chunk: Chunk) -> Segment:
-        n_ranks = 1 if self.plan.data_parallel.shard == "nothing" else self.spread.n_shards
-
+        shards = (1, 1)
+        if self.plan.data_parallel.shard != "nothing":
+            shards = (self.spread.n_shards, self.spread.n_expert_shards)
         dtensor = self.plan.data_parallel.shard == "parameters" and self.plan.fsdp.version == 2
 
         def make() -> Segment:
-            ops = ops_of(chunk.graph, "optimizer")
-            return segment(ops if n_ranks == 1 else shard_optimizer(ops, n_ranks, dtensor=dtensor), self.groups)
+            ops = [op for part, n in self._divided(chunk, shards) for op in _on_shard(part, n, dtensor=dtensor)]
+            return segment(ops, self.groups)
 
-        return chunk.facts.derived(("optimizer", n_ranks, dtensor), make)
+        return chunk.facts.derived(("optimizer", shards, dtensor), make)
+
+    def _divided(self, chunk: Chunk, shards: tuple[int, int]) -> list[tuple[list[Op], int]]:
+        """Optimizer ops and over how many ranks their states are divided: with experts apart, two optimizers."""
+        if shards[0] == shards[1]:
+            return [(ops_of(chunk.graph, "optimizer"), shards[0])]
+        parts = []
+        for wanted, n in zip((False, True), shards, strict=True):
+            held = {p.tensor.storage for p in chunk.graph.parameters if (p.name in self.spread.experts) == wanted}
+            parts.append((optimizer_of(chunk.graph, held), n))
+        return parts
+
+
+def _on_shard(ops: list[Op], n_ranks: int, *, dtensor: bool) -> list[Op]:
+    return ops if n_ranks == 1 else shard_optimizer(ops, n_ranks, dtensor=dtensor)
 
 
 def _names(stage: Stage) -> set[str]:

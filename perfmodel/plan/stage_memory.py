@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from math import ceil
 
 from perfmodel.graph import Graph
 from perfmodel.plan.events import MemoryUse
@@ -38,16 +40,32 @@ def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
     shard, n = spread.plan.data_parallel.shard, spread.n_shards
     if shard == "nothing" or n == 1:
         return total
-    total = replace(total, optimizer_bytes=-(-total.optimizer_bytes // n))
+    over = _shards_of_all(spread, stage)
+    total = replace(total, optimizer_bytes=_share(total.optimizer_bytes, over))
     whole_until_last = shard == "parameters" and spread.n_stages > 1  # stages sum micro-batches before they scatter
     if shard != "optimizer" and not whole_until_last:
-        total = replace(total, gradients_bytes=-(-total.gradients_bytes // n))
+        total = replace(total, gradients_bytes=_share(total.gradients_bytes, over))
     if shard == "parameters":
         units = spread.units(stage)
         stays = not spread.plan.fsdp.reshard_after_forward
         whole = sum(unit.bytes for unit in units if unit.is_root or stays)
-        total = replace(total, parameters_bytes=-(-total.parameters_bytes // n) + whole)
+        total = replace(total, parameters_bytes=_share(total.parameters_bytes, over) + whole)
     return total
+
+
+def _shards_of_all(spread: Spread, stage: int) -> Fraction:
+    """Over how many ranks states are divided; the harmonic mean by bytes where experts' are over fewer."""
+    n, n_experts = spread.n_shards, spread.n_expert_shards
+    if n == n_experts:
+        return Fraction(n)
+    parameters = [p for chunk in spread.chunks(stage) for p in chunk.graph.parameters]
+    size = sum(p.tensor.bytes for p in parameters)
+    experts = sum(p.tensor.bytes for p in parameters if p.name in spread.experts)
+    return size / (Fraction(experts, n_experts) + Fraction(size - experts, n))
+
+
+def _share(size_bytes: int, n: Fraction) -> int:
+    return ceil(size_bytes / n)
 
 
 def _buffers(spread: Spread, stage: int) -> int:

@@ -77,6 +77,11 @@ def find_blocks(graph: Graph) -> tuple[str, int]:
     return path, largest[path] + 1
 
 
+def optimizer_of(graph: Graph, storages: set[int]) -> list[Op]:
+    """The optimizer's ops with the tensors of the parameters in these storages alone."""
+    return _Optimizer(graph).of(storages)[0]
+
+
 class _Cut:
     """Assigns ops to stages and builds their graphs; `cut` is the only user."""
 

@@ -18,6 +18,7 @@ from perfmodel.plan.shard_graph import Split, TokenSplit, shard_graph
 
 # Megatron-LM's --make-vocab-size-divisible-by: the vocabulary is padded to a multiple of this times the group.
 VOCABULARY_MULTIPLE = 128
+EXPERT_DIMS = 3  # of a stack of weights (experts, outputs, inputs)
 
 
 def tensor_parallel(graph: Graph, plan: TensorParallel, n_ranks: int) -> Graph:
@@ -27,7 +28,11 @@ def tensor_parallel(graph: Graph, plan: TensorParallel, n_ranks: int) -> Graph:
     """
     if n_ranks == 1:
         return graph
-    linears = {p.name.removesuffix(".weight"): p for p in graph.parameters if p.name.endswith(".weight")}
+    linears = {
+        p.name.removesuffix(".weight"): p
+        for p in graph.parameters
+        if p.name.endswith(".weight") or len(p.tensor.shape) == EXPERT_DIMS
+    }
     column = _matching(plan.column, linears, "column")
     row = _matching(plan.row, linears, "row")
     vocabulary = _matching(plan.vocabulary, linears, "vocabulary") if plan.vocabulary_parallel else []
@@ -63,6 +68,9 @@ def _split(
     first_use = _first_uses(graph)
     for path in modules:
         weight = linears[path].tensor
+        if len(weight.shape) == EXPERT_DIMS:
+            yield linears[path].name, _even(path, weight.shape, 1 if kind == "column" else 2, n_ranks)
+            continue
         if len(weight.shape) != 2:
             raise InfeasiblePlanError(f"tensor parallel: {path}.weight has shape {weight.shape}, allowed a matrix")
         outputs_first = _is_transposed(graph, first_use, weight.storage)

@@ -56,7 +56,7 @@ def test_shipped_plans_load(name):
         ({"embeddings": {"t0": -1}}, "embeddings.placement.t0: found -1, allowed a rank"),
         ({"embeddings": {"t0": "row_wise"}}, "embeddings.placement.t0: found 'row_wise', allowed a rank"),
         ({"deepspeed": 4}, "deepspeed: unknown key, allowed name, mesh, data_parallel, "),
-        ({"mesh": {"tq": 4}}, "mesh: found 'tq', allowed pp, dp, cp, tp; did you mean 'tp'"),
+        ({"mesh": {"tq": 4}}, "mesh: found 'tq', allowed pp, dp, ep, cp, tp; did you mean 'tp'"),
         ({"mesh": {"tp": 0}}, "mesh.tp: found 0, allowed more than 0"),
         (
             {"pipeline": {"chunks": 2}},
