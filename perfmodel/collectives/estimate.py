@@ -11,7 +11,7 @@ from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate, bus_f
 from perfmodel.collectives.candidates import Candidate
 from perfmodel.collectives.group import group_of
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
-from perfmodel.collectives.price import Known, Price, price_exchange, price_ring
+from perfmodel.collectives.price import Exchanged, Known, Price, price_exchange, price_ring
 from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.collectives.settings import read_settings
 from perfmodel.db.fabric import FabricFit, load_fabric
@@ -31,7 +31,7 @@ _ALONE = Price(
 )
 
 
-def estimate_collective(
+def estimate_collective(  # noqa: PLR0913 -- the room's one door
     call: CollectiveCall,
     topology: Topology,
     *,
@@ -39,6 +39,7 @@ def estimate_collective(
     wires: WireFits | None = None,
     algo: str | None = None,
     proto: str | None = None,
+    exchanged: Exchanged | None = None,
 ) -> CollectiveEstimate:
     """How long one collective takes, once its last rank has arrived, with nothing else on the links.
 
@@ -49,13 +50,14 @@ def estimate_collective(
         wires: with `fits`, the figures of transports between hosts; None for NCCL's constants alone.
         algo: ring, tree, nvls or nvls_tree instead of NCCL's choice.
         proto: ll, ll128 or simple instead of NCCL's choice.
+        exchanged: with `fits`, what `exchange.exchange_time` says of an exchange of pairs, if the caller knows it.
 
     Raises:
         ConfigError: an operation, size or setting that does not exist or cannot run.
         TopologyError: ranks that do not exist or have no path.
     """
     if fits is not None:
-        return _estimate(call, topology, fits.get(topology.fabric), wires, (algo, proto))
+        return _estimate(call, topology, fits.get(topology.fabric), wires, (algo, proto), exchanged)
     return _remembered(call, topology, algo, proto)
 
 
@@ -81,30 +83,32 @@ def _estimate(
     fit: FabricFit | None,
     wires: WireFits | None,
     forced: tuple[str | None, str | None],
+    exchanged: Exchanged | None = None,
 ) -> CollectiveEstimate:
     check_call(call, topology)
     if call.op == "barrier":
         found = _estimate(replace(call, op="all_reduce", bytes=BARRIER_BYTES), topology, fit, wires, forced)
         return replace(found, algbw_bytes_per_s=0.0, busbw_bytes_per_s=0.0)
-    return _answer(call, _price(call, topology, fit, wires, forced))
+    found = _answer(call, _price(call, topology, Known(fit=fit, wires=wires, exchanged=exchanged), forced))
+    on_cpu = call.n_ranks > 1 and is_cpu(topology, call.ranks[0])
+    return gloo.with_host_costs(found, call, fit) if on_cpu else found
 
 
 def _price(
     call: CollectiveCall,
     topology: Topology,
-    fit: FabricFit | None,
-    wires: WireFits | None,
+    known: Known,
     forced: tuple[str | None, str | None],
 ) -> Price:
     if call.n_ranks == 1:
         return _ALONE
     group = group_of(topology, call.ranks)
     if is_cpu(topology, call.ranks[0]):
-        return gloo.price(call, group, fit)
+        return gloo.price(call, group, known.fit)
     settings = read_settings(topology.env, *forced)
     if call.op in PAIRWISE_OPS:
-        return price_exchange(call, topology, group, settings, Known(fit=fit, wires=wires))
-    return price_ring(call, topology, group, settings, Known(fit=fit, wires=wires))
+        return price_exchange(call, topology, group, settings, known)
+    return price_ring(call, topology, group, settings, known)
 
 
 def is_cpu(topology: Topology, rank: int) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfmodel.topology import Link
 
 # A flow with less than this share of its bytes left has ended: float rounding, not data.
-_DONE_FRAC = 1e-9
+DONE_FRAC = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def max_min_rates(crossings: NDArray[np.float64], capacity: NDArray[np.float64])
         growth = float(np.min(left[used] / load[used]))
         level += growth
         left[used] = np.maximum(left[used] - growth * load[used], 0.0)
-        full = used & (left <= capacity * _DONE_FRAC)
+        full = used & (left <= capacity * DONE_FRAC)
         ended = active & (crossings[:, full].sum(axis=1) > 0)
         rates[ended] = level
         active &= ~ended
@@ -76,7 +76,7 @@ def finish_times(flows: Sequence[Flow], capacity: Mapping[str, float]) -> NDArra
         clock += step
         moved = np.where(np.isinf(rates), left[index], rates * step)
         left[index] -= moved
-        done = index[left[index] <= total[index] * _DONE_FRAC]
+        done = index[left[index] <= total[index] * DONE_FRAC]
         ends[done] = clock
         running[done] = False
     return ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from perfmodel.collectives import exchange, fitted
 from perfmodel.collectives import nccl_tables as nccl
 from perfmodel.collectives.call import CollectiveCall
 from perfmodel.collectives.candidates import Candidate, Setting, candidates, hop_s, n_channels
-from perfmodel.collectives.group import Group
+from perfmodel.collectives.group import Group, group_of
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
 from perfmodel.collectives.regime import choose, pairwise_regime, setting_of
 from perfmodel.collectives.settings import Settings
@@ -51,12 +52,19 @@ class Price:
     range_frac: tuple[float, float]
 
 
+Exchanged = tuple[float, str]  # seconds that links need for all pairs of an exchange, and the busiest link's name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What was measured: the fit of the machine's fabric, and of the transports between hosts."""
+    """What was measured: the fit of the machine's fabric, and of the transports between hosts.
+
+    `exchanged` is what `exchange.exchange_time` would say, where the caller has found it already.
+    """
 
     fit: FabricFit | None
     wires: WireFits | None
+    exchanged: Exchanged | None = None
 
 
 def price_ring(call: CollectiveCall, topology: Topology, group: Group, settings: Settings, known: Known) -> Price:
@@ -164,7 +172,7 @@ def price_exchange(call: CollectiveCall, topology: Topology, group: Group, setti
     link as much.
     """
     fit = known.fit
-    bandwidth_s, link = exchange.exchange_time(topology, group, call.ranks, send_matrix(call))
+    bandwidth_s, link = known.exchanged or exchange.exchange_time(topology, group, call.ranks, send_matrix(call))
     setting = setting_of(call.op, call.bytes, topology, group, settings)
     regime = pairwise_regime(call.op, call.bytes, call.n_ranks)
     hop = max(hop_s(lane, Algorithm.RING, Protocol.LL) for lane in (group.intra, group.inter))
@@ -198,9 +206,7 @@ def _like_all_to_all(
     key = ("all_to_all", f"{modelled.algorithm}_{modelled.protocol}")
     ask = _question(call, setting, fit)
     if call.op != "all_to_all":
-        one_byte = exchange.uniform(call.n_ranks, 1.0)
-        per_byte_s, _ = exchange.exchange_time(topology, setting.group, call.ranks, one_byte)
-        ask = replace(ask, n_bytes=modelled.bandwidth_s / per_byte_s)
+        ask = replace(ask, n_bytes=modelled.bandwidth_s / _s_per_byte(topology, call.ranks))
     found = fitted.regime_time(fit, key, ask)
     if call.op == "send_recv":
         found = replace(
@@ -211,6 +217,12 @@ def _like_all_to_all(
     price = fitted_price(modelled, found, fit, "all_to_all", ask)
     derived = call.op not in ("all_to_all", "all_to_all_v") and price.source is Source.FITTED
     return replace(price, source=Source.DERIVED) if derived else price
+
+
+@lru_cache(maxsize=1024)
+def _s_per_byte(topology: Topology, ranks: tuple[int, ...]) -> float:
+    """Seconds that the uniform all_to_all of a one-byte buffer keeps the busiest link."""
+    return exchange.exchange_time(topology, group_of(topology, ranks), ranks, exchange.uniform(len(ranks), 1.0))[0]
 
 
 def send_matrix(call: CollectiveCall) -> exchange.Matrix:

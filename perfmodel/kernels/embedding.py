@@ -62,7 +62,7 @@ class Lookups:
     @property
     def unique(self) -> float:
         """Expected distinct rows."""
-        return expected_unique(self.popularity, self.n_lookups)
+        return _unique(self)
 
     @property
     def sector_bytes(self) -> int:
@@ -84,11 +84,17 @@ class Lookups:
 
 
 @lru_cache(maxsize=65536)
+def _unique(table: Lookups) -> float:
+    return expected_unique(table.popularity, table.n_lookups)
+
+
+@lru_cache(maxsize=65536)
 def _hit_rates(table: Lookups) -> NDArray[np.float64]:
     cache_rows = [mib * MEBI / table.sector_bytes for mib in CACHE_MIB]
     return batch_hit_curve(table.popularity, table.n_lookups, cache_rows)
 
 
+@lru_cache(maxsize=65536)
 def lookups_of(table: TableAccess, batch: int) -> Lookups:
     """The lookups of `batch` samples in `table`."""
     return Lookups(
@@ -156,12 +162,16 @@ def embedding(op: Op) -> Calls:
     out = op.outputs[0]
     if out.n_elems == 0:
         return ()
+    return (gather_call(op, weight, indices, out.bytes, out.n_elems),)
+
+
+def gather_call(op: Op, weight: TensorSpec, indices: TensorSpec, written_bytes: int, n_elems: int) -> KernelCall:
+    """One kernel that reads a row of `weight` for each index and writes `n_elems` elements of `written_bytes` in order."""
     n = indices.n_elems
     row_bytes = weight.shape[-1] * weight.itemsize_bytes
     table = _lookups(op, rows=weight.shape[0], n_lookups=n, n_bags=n, row_bytes=row_bytes)
-    work = Work(read_bytes=n * row_bytes + indices.bytes, write_bytes=out.bytes)
-    stream = indices.bytes + out.bytes
-    return (_call(table, GATHER, work, dtype=weight.dtype, stream_bytes=stream, elems=out.n_elems),)
+    work = Work(read_bytes=n * row_bytes + indices.bytes, write_bytes=written_bytes)
+    return _call(table, GATHER, work, dtype=weight.dtype, stream_bytes=indices.bytes + written_bytes, elems=n_elems)
 
 
 @kernel_rule("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding_bag")

@@ -20,7 +20,7 @@ import numpy as np
 
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
-from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
+from perfmodel.kernels.correction import Floats, LawResult, Segment, corrected_s, price_by_segments, segments_of
 from perfmodel.kernels.embedding import CACHE_MIB, GATHER, POOL, UPDATE
 from perfmodel.kernels.registry import KernelCall, kernel_family
 from perfmodel.units import MEBI
@@ -59,7 +59,12 @@ def columns_of(calls: Sequence[KernelCall]) -> dict[str, Floats]:
 
 def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawResult:
     """The module's formula for calls on one device."""
-    p, f = segment.parameters, columns_of(calls)
+    return law_of_columns(segment, columns_of(calls), device)
+
+
+def law_of_columns(segment: Segment, f: Mapping[str, Floats], device: Device) -> LawResult:
+    """The module's formula for calls that are given as columns of features."""
+    p = segment.parameters
     hits = hit_share(f, device.l2_bytes * p["l2_share"])
     missed = (1.0 - hits) * f["row_bytes_total"]
     # Rows in host memory do not load device memory; the gradient rows of an update always do.
@@ -104,6 +109,20 @@ def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: De
     """`gather` for PyTorch's one-row lookups, `rows` for everything that pools, sums or updates."""
     own = call.features["stage"] == GATHER and not call.features.get("vectorised", 0.0)
     return segments.get("gather" if own else "rows")
+
+
+def has_rows(device: Device) -> bool:
+    """Whether `rows_time_s` has an answer for a device."""
+    fit = device.fits.get("embedding")
+    return fit is not None and fit.law == LAW and "rows" in segments_of(fit, device)
+
+
+def rows_time_s(columns: Mapping[str, Floats], device: Device) -> Floats | None:
+    """Seconds of calls by the segment `rows`, from columns of features; None on a device that has no fit of it."""
+    if not has_rows(device):
+        return None
+    segment = segments_of(device.fits["embedding"], device)["rows"]
+    return corrected_s(segment, law_of_columns(segment, columns, device))[0]
 
 
 @kernel_family("embedding")

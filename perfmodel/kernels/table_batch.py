@@ -112,10 +112,9 @@ def forward_calls(tables: TableBatch) -> Calls:
     if tables.placement == "uvm":
         features["in_host"] = 1.0
     lookup = KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features)
-    check = _index_kernel(n, read_bytes=INDEX_BYTES, write_bytes=0)  # bounds_check_indices_kernel
     if tables.part == "prefetch":
         return _prefetch(tables, found)
-    return (check, *(_prefetch(tables, found) if tables.part == "all" else ()), lookup)
+    return (*check_calls(n), *(_prefetch(tables, found) if tables.part == "all" else ()), lookup)
 
 
 def _prefetch(tables: TableBatch, found: Sequence[Lookups]) -> Calls:
@@ -171,11 +170,24 @@ def backward_calls(tables: TableBatch) -> Calls:
     if tables.placement == "uvm":
         features["in_host"] = 1.0
     update = KernelCall(family=FAMILY, work=work, dtype="float32", pipe=PIPE, features=features)
+    return (*sort_calls(n, sum(one.rows for one in found)), *run_calls(sum(one.unique for one in found)), update)
+
+
+def check_calls(n: float) -> Calls:
+    """bounds_check_indices_kernel over `n` indices."""
+    return (_index_kernel(n, read_bytes=INDEX_BYTES, write_bytes=0),)
+
+
+def sort_calls(n: float, rows: int) -> Calls:
+    """Of a backward with `n` lookups in tables of so many `rows`: linear row numbers, their sort, run boundaries."""
     linearise = _index_kernel(n, read_bytes=INDEX_BYTES, write_bytes=INDEX_BYTES + SORT_VALUE_BYTES)
-    find_long = _index_kernel(sum(one.unique for one in found), read_bytes=SORT_VALUE_BYTES, write_bytes=0)
-    long_runs = _index_kernel(1.0, read_bytes=INDEX_BYTES, write_bytes=INDEX_BYTES)
-    ordered = radix_sort(n, sum(one.rows for one in found))
-    return (linearise, *ordered, *segments(n), find_long, long_runs, update)
+    return (linearise, *radix_sort(n, rows), *segments(n))
+
+
+def run_calls(unique: float) -> Calls:
+    """Of a backward with so many distinct rows: long runs are found, and summed by a kernel of their own."""
+    find_long = _index_kernel(unique, read_bytes=SORT_VALUE_BYTES, write_bytes=0)
+    return (find_long, _index_kernel(1.0, read_bytes=INDEX_BYTES, write_bytes=INDEX_BYTES))
 
 
 def _dense_gradient(tables: TableBatch, found: Sequence[Lookups]) -> Calls:

@@ -290,6 +290,12 @@ def unpooled_tables(graph: Graph, tables: Mapping[str, TableOps]) -> frozenset[s
     )
 
 
+def optimizer_of(graph: Graph) -> str:
+    """The optimizer of a graph's tables, as batched operators name it."""
+    name = graph.sparse_optimizer or graph.optimizer
+    return _OPTIMIZER.get(name, name)
+
+
 def _op(sharded: ShardedTables, name: str, members: Sequence[TableShard], batch: int, part: str) -> Op:
     first = members[0].placement
     accesses = tuple(shard.access for shard in members)
@@ -297,13 +303,12 @@ def _op(sharded: ShardedTables, name: str, members: Sequence[TableShard], batch:
     key = (name, accesses, batch, part, first.kernel, first.cache_load_factor)
     if key in sharded.ops:
         return sharded.ops[key]
-    optimizer = sharded.graph.sparse_optimizer or sharded.graph.optimizer
     attrs: dict[str, Any] = {
         "tables": [asdict(access) for access in accesses],
         "batch": batch,
         "placement": PLACEMENT[first.kernel],
         "cache_load_factor": first.cache_load_factor,
-        "optimizer": _OPTIMIZER.get(optimizer, optimizer),
+        "optimizer": optimizer_of(sharded.graph),
         "pooled": not unpooled,
         "dense": first.kernel == "dense",
         "part": part,
@@ -332,7 +337,7 @@ def _exchange(
     *,
     waits: bool = False,
 ) -> Event:
-    instance = _instance(key)
+    instance = instance_of(key)
     if instance not in sharded.made:
         sharded.made[instance] = Collective(
             op="all_to_all_v",
@@ -352,7 +357,7 @@ def _collective(
     call: tuple[CollectiveOp, int, tuple[int, ...]],
     touched: tuple[frozenset[int], frozenset[int]],
 ) -> Event:
-    instance = _instance(key)
+    instance = instance_of(key)
     if instance not in sharded.made:
         op, n_bytes, ranks = call
         sharded.made[instance] = Collective(
@@ -381,7 +386,8 @@ def _purpose(sharded: ShardedTables, key: tuple[int, int, int]) -> str:
     return f"{what} ({sharded.dists[number].kind.replace('_', ' ')})"
 
 
-def _instance(key: tuple[int, int, int]) -> int:
+def instance_of(key: tuple[int, int, int]) -> int:
+    """The number of a collective by micro-batch, module and kind."""
     micro, number, kind = key
     return FIRST_INSTANCE + (micro * ROLES + number) * BLOCK + kind
 
