@@ -41,6 +41,12 @@ def to_host(op: Op) -> tuple[KernelCall, ...]:
     return _transfer(op, to_host=True)
 
 
+@kernel_rule("perfmodel.host_update")
+def host_update(_: Op) -> tuple[KernelCall, ...]:
+    """Work of the host's thread alone: nothing runs on the device."""
+    return ()
+
+
 def _transfer(op: Op, *, to_host: bool) -> tuple[KernelCall, ...]:
     specs = op.inputs or op.outputs
     n_bytes = total_bytes(specs)

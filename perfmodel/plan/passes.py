@@ -11,6 +11,7 @@ from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import CollectiveOp, Event, link_events
+from perfmodel.plan.offload import arrived, fetched, returned
 from perfmodel.plan.runs import Segment
 from perfmodel.plan.segments import START, Groups, ops_of, segment
 from perfmodel.plan.sharded_states import (
@@ -59,16 +60,19 @@ class Passes:
 
     def _variant(self, what: Pass) -> tuple[object, ...]:
         """All of plan and pass that `_make` reads beside the groups, the rest left out."""
-        fsdp = (self.plan.fsdp, self._scatters_always) if self._shard == "parameters" else None
+        ddp = self.plan.data_parallel
+        offload = (ddp.offload, ddp.host_memory)
+        fsdp = (self.plan.fsdp, self._scatters_always, offload) if self._shard == "parameters" else None
         if what.kind == "forward":
             return "forward", fsdp
         split = self.plan.pipeline.schedule == "zero_bubble"
-        reduced = None
+        reduced: object = None
         if fsdp is not None:
-            reduced = self._scatters(what)
+            reduced = self._scatters(what), self._adds_on_host(what)
         elif self._ends_in_buckets(what):
-            ddp, whole = self.plan.data_parallel, self._shard == "nothing"
-            reduced = (ddp.first_bucket, ddp.bucket_cap, ddp.compression, whole, whole and ddp.gradient_as_bucket_view)
+            whole = self._shard == "nothing"
+            sizes = (ddp.first_bucket, ddp.bucket_cap, ddp.compression)
+            reduced = (*sizes, whole, whole and ddp.gradient_as_bucket_view, offload)
         return what.kind, split, fsdp, self._accumulates(what), reduced
 
     def _make(self, chunk: Chunk, what: Pass) -> Segment:
@@ -118,7 +122,7 @@ class Passes:
         if self._shard != "parameters":
             return segment(ops, self.groups, events=chunk.facts.op_events)
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
-        before = forward_gathers(units, self.groups, self.plan.fsdp)
+        before = self._fetched(forward_gathers(units, self.groups, self.plan.fsdp))
         blocking = chunk.graph.target == "cpu"
         before = waited_for(before) if blocking else before
         return segment(ops, self.groups, before=before, events=chunk.facts.op_events)
@@ -128,17 +132,39 @@ class Passes:
     ) -> Segment:
         """Backward with parameters gathered unit by unit; pipelines scatter the sums of all micro-batches' gradients."""
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
-        before, after = backward_gathers(units, self.groups, self.plan.fsdp)
+        before, after = map(self._fetched, backward_gathers(units, self.groups, self.plan.fsdp))
         blocking = chunk.graph.target == "cpu"
         present = {op.id for op in ops}
         _join(inserted, after, present)
         scatters = self._scatters(what)
         if scatters:
-            _join(inserted, gradient_scatters(units, self.groups, self.plan.fsdp), present)
+            _join(inserted, self._returned(gradient_scatters(units, self.groups, self.plan.fsdp), what), present)
         if blocking:
             before, inserted = waited_for(before), waited_for(inserted)
         run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
-        return Segment(link_events((*run, wait_for_gradients(units)))) if scatters else run
+        if not scatters:
+            return run
+        ends = (arrived(is_parameters=True),) if self._offloads else ()
+        return Segment(link_events((*run, wait_for_gradients(units), *ends)))
+
+    @property
+    def _offloads(self) -> bool:
+        return self.plan.data_parallel.offload and self._shard != "nothing"
+
+    def _fetched(self, gathers: dict[int, list[Event]]) -> dict[int, list[Event]]:
+        """Gathers of parameters, from the host's memory where they lie there."""
+        return fetched(gathers) if self._offloads else gathers
+
+    def _returned(self, scatters: dict[int, list[Event]], what: Pass) -> dict[int, list[Event]]:
+        """Scatters of gradients, into the host's memory where they are wanted there."""
+        if not self._offloads:
+            return scatters
+        rate = self.plan.data_parallel.host_memory if self._adds_on_host(what) else 0.0
+        return returned(scatters, adds_bytes_per_s=rate)
+
+    def _adds_on_host(self, what: Pass) -> bool:
+        """Whether gradients come to the host on top of an earlier micro-batch's."""
+        return self._offloads and not what.first and self._scatters_always
 
     def _bucketed(self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]]) -> Segment:
         ddp = self.plan.data_parallel
@@ -149,13 +175,19 @@ class Passes:
         for group, parameters in reduced_over(chunk.graph.parameters, self.experts, self.groups):
             buckets = assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap)
             ranks = self.groups.of[group]
-            for op, events in bucket_insertions(buckets, ranks, -1, ddp.compression, first=n_buckets).items():
+            filled = {
+                op: self._unnumbered(events, group)
+                for op, events in bucket_insertions(buckets, ranks, -1, ddp.compression, first=n_buckets).items()
+            }
+            for op, events in self._returned(filled, Pass(kind="backward", first=True)).items():
                 at = inserted if op in present else before  # complete since an earlier part of this backward
-                at.setdefault(op if op in present else START, []).extend(self._unnumbered(events, group))
+                at.setdefault(op if op in present else START, []).extend(events)
             as_views = ddp.gradient_as_bucket_view or self._shard != "nothing"
             ends += copy_back(buckets, as_views=as_views, first=n_buckets)
             n_buckets += len(buckets)
         run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
+        if self._offloads:
+            ends.append(arrived(is_parameters=False))
         return Segment(link_events((*run, *ends)))
 
     def _unnumbered(self, events: Sequence[Event], group: str) -> list[Event]:

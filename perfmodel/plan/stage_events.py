@@ -7,9 +7,10 @@ from functools import partial
 
 from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
-from perfmodel.plan.events import Collective, Event, Stream, op_event
+from perfmodel.plan.events import Collective, Event, Stream, link_events, op_event
+from perfmodel.plan.offload import optimizer_on_host, to_device
 from perfmodel.plan.passes import Pass, Passes, reduced_over
-from perfmodel.plan.runs import EventRuns, Segment
+from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Segment
 from perfmodel.plan.schedule import Step
 from perfmodel.plan.segments import Program, ops_of, segment
 from perfmodel.plan.sharded_states import shard_optimizer
@@ -19,6 +20,7 @@ from perfmodel.plan.stages import Stage, optimizer_of
 CLASS_STRIDE = 1 << 28  # instance numbers of one stage's own collectives
 BETWEEN = 1 << 40  # instance numbers of what stages send each other start here
 FLAT_GRADIENTS = (1 << 41) - 1  # storage of gradients that are reduced all at once
+FLAT_PARAMETERS = 1 << 49  # storages of updated parameters that come from the host
 
 
 class StageWriter:
@@ -64,6 +66,8 @@ class StageWriter:
         elif step.kind == "backward" and virtual < last:
             received = self._transfer("recv_next", virtual, step)
         self.program.extend(run, after=received)
+        if self.plan.pipeline.host_sync:
+            self.program.add(op_event(_PASS_END), after_compute=False)
         if step.kind == "forward" and virtual < last:
             self._transfer("send_next", virtual, step)
         elif step.kind == "backward" and virtual > 0:
@@ -105,6 +109,9 @@ class StageWriter:
     def _gather_parameters(self, chunk: Chunk) -> None:
         """ZeRO 1 and 2: the updated parameters come together again, bucket by bucket."""
         ddp = self.plan.data_parallel
+        if ddp.offload:
+            self.program.extend(chunk.facts.derived(("fetched", self.groups.of["dp"]), partial(self._fetched, chunk)))
+            return
         for group, parameters in reduced_over(chunk.graph.parameters, self.spread.experts, self.groups):
             for bucket in assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap):
                 self._blocking(
@@ -119,6 +126,28 @@ class StageWriter:
                     ),
                     "optimizer",
                 )
+
+    def _fetched(self, chunk: Chunk) -> Segment:
+        """The same of parameters that the host updated: each bucket's part is copied to the device before its all-gather."""
+        ddp = self.plan.data_parallel
+        events: list[Event] = []
+        for group, parameters in reduced_over(chunk.graph.parameters, self.spread.experts, self.groups):
+            for bucket in assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap):
+                buffer = FLAT_PARAMETERS + len(events)
+                collective = Collective(
+                    op="all_gather",
+                    bytes=bucket.bytes,
+                    ranks=self.groups.of[group],
+                    dtype=bucket.dtype,
+                    instance=NO_INSTANCE,
+                    purpose="updated parameters",
+                    siblings=self.groups.siblings[group],
+                )
+                touched = frozenset({buffer})
+                events.append(to_device(bucket.bytes, len(collective.ranks), bucket.dtype, buffer, "optimizer"))
+                events.append(Event(stream="comm", phase="optimizer", collective=collective, writes=touched))
+                events.append(op_event(_WAIT, touched, frozenset()))
+        return Segment(link_events(events))
 
     def _shared_gradients(self) -> None:
         """Tied weights: the stages that have one sum its gradient."""
@@ -174,9 +203,11 @@ class StageWriter:
 
         def make() -> Segment:
             ops = [op for part, n in self._divided(chunk, shards) for op in _on_shard(part, n, dtensor=dtensor)]
-            return segment(ops, self.groups)
+            return segment(optimizer_on_host(ops, ddp.host_memory) if offload else ops, self.groups)
 
-        return chunk.facts.derived(("optimizer", shards, dtensor), make)
+        ddp = self.plan.data_parallel
+        offload = ddp.offload and shards[0] > 1
+        return chunk.facts.derived(("optimizer", shards, dtensor, offload and ddp.host_memory), make)
 
     def _divided(self, chunk: Chunk, shards: tuple[int, int]) -> list[tuple[list[Op], int]]:
         """Optimizer ops and over how many ranks their states are divided: with experts apart, two optimizers."""
@@ -207,3 +238,4 @@ def _division(dtype: str, n_elems: int) -> Op:
 
 _FLAT = TensorSpec(id=FLAT_GRADIENTS, shape=(1,), dtype="float32", strides=(1,), storage=FLAT_GRADIENTS)
 _WAIT = Op(id=-1, name="aten.view", inputs=(_FLAT,), input_names=("self",), outputs=(_FLAT,), phase="backward")
+_PASS_END = replace(_WAIT, host_sync=True)

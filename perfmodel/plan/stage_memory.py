@@ -49,8 +49,26 @@ def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
         units = spread.units(stage)
         stays = not spread.plan.fsdp.reshard_after_forward
         whole = sum(unit.bytes for unit in units if unit.is_root or stays)
-        total = replace(total, parameters_bytes=_share(total.parameters_bytes, over) + whole)
-    return total
+        share = _share(total.parameters_bytes, over)
+        total = replace(total, parameters_bytes=whole + share)
+        if spread.plan.data_parallel.offload:
+            total = replace(total, parameters_bytes=whole, host_bytes=share)
+    return _on_host(spread, stage, total, over) if spread.plan.data_parallel.offload else total
+
+
+def _on_host(spread: Spread, stage: int, total: MemoryUse, over: Fraction) -> MemoryUse:
+    """With optimizer states and a rank's part of the gradients in the host's memory (see `plan/offload.py`).
+
+    Gradients that are divided leave the device as they come.
+    """
+    parameters = [p for chunk in spread.chunks(stage) for p in chunk.graph.parameters]
+    gradients = _share(sum(p.tensor.bytes for p in parameters if p.grad_op is not None), over)
+    return replace(
+        total,
+        gradients_bytes=0 if spread.plan.data_parallel.shard == "parameters" else total.gradients_bytes,
+        optimizer_bytes=0,
+        host_bytes=total.host_bytes + total.optimizer_bytes + gradients,
+    )
 
 
 def _shards_of_all(spread: Spread, stage: int) -> Fraction:
