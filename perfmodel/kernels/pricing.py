@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Work
@@ -60,22 +61,28 @@ class _Memory:
     """Kernel calls of the ops seen so far. Holds each op, so that an identity is never reused while it is a key."""
 
     def __init__(self) -> None:
-        self.by_identity: dict[int, tuple[Op, Calls]] = {}
-        self.by_signature: dict[object, Calls] = {}
+        self.by_identity: dict[int, tuple[Op, int, Calls]] = {}
+        self.by_signature: dict[object, tuple[int, Calls]] = {}
+        self.kinds = count()  # never used again, even when the memory starts anew
 
-    def calls(self, op: Op) -> Calls:
+    def of(self, op: Op) -> tuple[Op, int, Calls]:
+        """The op, the number of its signature and its calls."""
         known = self.by_identity.get(id(op))
         if known is not None:
-            return known[1]
+            return known
         if len(self.by_identity) >= MAX_REMEMBERED_OPS:
             self.by_identity.clear()
             self.by_signature.clear()
         key = signature(op)
-        calls = self.by_signature.get(key)
-        if calls is None:
-            calls = self.by_signature[key] = registered_rules().get(rule_key(op), unmodelled)(op)
-        self.by_identity[id(op)] = (op, calls)
-        return calls
+        same = self.by_signature.get(key)
+        if same is None:
+            same = next(self.kinds), registered_rules().get(rule_key(op), unmodelled)(op)
+            self.by_signature[key] = same
+        found = self.by_identity[id(op)] = (op, *same)
+        return found
+
+    def calls(self, op: Op) -> Calls:
+        return self.of(op)[2]
 
 
 _MEMORY = _Memory()
@@ -106,6 +113,11 @@ def _layout(spec: TensorSpec) -> tuple[object, ...]:
 def calls_of(op: Op) -> Calls:
     """The kernels that a device runs for `op`; () for a view, one call of family `unmodelled` without a rule."""
     return _MEMORY.calls(op)
+
+
+def kind_of(op: Op) -> int:
+    """A number that ops have in common whose signatures are equal, and which no others ever have."""
+    return _MEMORY.of(op)[1]
 
 
 def work(op: Op) -> Work:

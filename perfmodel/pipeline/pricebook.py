@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import PHASES, Op
-from perfmodel.kernels import calls_of, host_cost_s, price
+from perfmodel.kernels import calls_of, host_cost_s, kind_of, price
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
@@ -89,22 +89,30 @@ class PriceBook:
     def _clear(self) -> None:
         self._row_of: dict[int, int] = {}
         self._held: list[Op] = []  # keeps identities from being reused
+        self._row_of_kind: dict[tuple[int, bool], int] = {}  # on a CUDA device, where equal ops cost the same
         self._names: dict[str, int] = {}
         self._rows, self._kernels = _Columns(ROW_COLUMNS), _Columns(KERNEL_COLUMNS)
 
-    def prices(self, events: Sequence[Event], collectives: Mapping[int, Estimate]) -> Prices:
-        """Prices of events; `collectives` maps instances of collectives to estimates."""
-        with self._lock:
-            return self._prices(events, collectives)
+    def prices(
+        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float] | None = None
+    ) -> Prices:
+        """Prices of events; `collectives` maps instances of collectives to estimates.
 
-    def _prices(self, events: Sequence[Event], collectives: Mapping[int, Estimate]) -> Prices:
+        `issue_s` maps some of them to the host's time to ask for one (else that of the device).
+        """
+        with self._lock:
+            return self._prices(events, collectives, issue_s or {})
+
+    def _prices(
+        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
+    ) -> Prices:
         # On a CPU a price depends on what ran before (what its caches hold), so every sequence is priced as a whole.
         if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
             self._clear()
         known = self._row_of
         unknown = {id(e.op): e.op for e in events if e.op is not None and id(e.op) not in known}
         if unknown:
-            self._add(list(unknown.values()))
+            self._meet(list(unknown.values()))
         places: list[int] = []
         others: list[Event] = []
         of_op: list[int] = []
@@ -121,12 +129,31 @@ class PriceBook:
         ops["first_kernel"] = begins
         kernels = self._kernels.at(taken)
         if others:
-            more_rows, more_kernels = self._of_collectives(others, collectives, len(taken))
+            more_rows, more_kernels = self._of_collectives(others, collectives, issue_s, len(taken))
             ops = _merged(ops, more_rows, np.array(of_op, dtype=np.int64), len(events))
             kernels = {name: np.concatenate([kernels[name], column]) for name, column in more_kernels.items()}
         return Prices(rows=ops, kernels=kernels, names=tuple(self._names))
 
+    def _meet(self, ops: Sequence[Op]) -> None:
+        """Gives ops their rows: on a CPU each its own, else one to all that cost the same."""
+        self._held += ops
+        if self.device.kind == "cpu":
+            self._row_of |= {id(op): self._rows.size + number for number, op in enumerate(ops)}
+            self._add(ops)
+            return
+        rows = self._row_of_kind
+        new: list[Op] = []
+        for op in ops:
+            key = kind_of(op), op.host_sync
+            if key not in rows:
+                rows[key] = self._rows.size + len(new)
+                new.append(op)
+            self._row_of[id(op)] = rows[key]
+        if new:
+            self._add(new)
+
     def _add(self, ops: Sequence[Op]) -> None:
+        """Prices ops, one new row each."""
         rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
         for op, estimates in zip(ops, price(ops, self.device), strict=True):
             calls = calls_of(op)
@@ -152,9 +179,6 @@ class PriceBook:
                 _append(kernels, _kernel(estimate, self._name(part[0].family), ideal_s))
         self._kernels.extend(kernels)
         self._rows.extend(rows)
-        for op in ops:
-            self._row_of[id(op)] = len(self._held)
-            self._held.append(op)
 
     def _ideal_s(self, call: KernelCall) -> float:
         """Seconds of a kernel at the datasheet's peak rates."""
@@ -162,18 +186,21 @@ class PriceBook:
         return max(flops_s, call.work.bytes / self.device.memory_bytes_per_s)
 
     def _of_collectives(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate], first: int
+        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float], first: int
     ) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
         """Rows and kernels of collectives, whose kernels are numbered from `first`."""
+        crowding = max(1.0, self.device.n_processes / self.device.n_sms)
         rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
         for event in events:
             if event.collective is None:
                 raise RuntimeError("an event carries an op or a collective")
-            name = self._name(event.collective.op)
+            name, instance = self._name(event.collective.op), event.collective.instance
             row = {
                 "n_kernels": 1,
                 "first_kernel": first + len(kernels["time_s"]),
-                "dispatch_s": collective_dispatch_s(self.device),
+                "dispatch_s": crowding * issue_s[instance]
+                if instance in issue_s
+                else collective_dispatch_s(self.device),
                 "stream": STREAM_NUMBERS[event.stream],
                 "phase": PHASES.index(event.phase),
                 "label": name,
@@ -182,7 +209,7 @@ class PriceBook:
                 "recompute": False,
             }
             _append(rows, row)
-            _append(kernels, _kernel(collectives[event.collective.instance], name, 0.0))
+            _append(kernels, _kernel(collectives[instance], name, 0.0))
         return _arrays(rows), _arrays(kernels)
 
     def _name(self, name: str) -> int:
