@@ -2,15 +2,19 @@
 
     python -m calibrate.collectives --device cpu --ranks 2,4 --out collectives.csv
 
-One process per rank, one op at a time, sizes in powers of two. A gloo time is the wall time of a back-to-back series divided
-by its length, the slowest rank's; an NCCL time is the median duration of the op's device kernels as the profiler gives it,
-the fastest rank's (the last to arrive does not wait), so that host time and rank skew are left out. Rows have the columns of
-aiconfigurator's NCCL tables, which is what `calibrate.fit_collectives` reads.
+One process per rank, one op at a time, sizes in powers of two. A gloo call is timed as it occurs in a training step: every
+rank computes for a while of its own length, then calls with newly allocated results; its time runs from the last rank's
+arrival to the last rank's end (processes of a host have one clock), the mean of the middle half of the calls. Beside it
+stand what the issuing thread spends before it may go on (`issue_us`) and the processor time of a rank while the call is
+under way (`cpu_us`). An NCCL time is the median duration of the op's device kernels as the profiler gives it, the fastest
+rank's (the last to arrive does not wait), so that host time and rank skew are left out. Rows have the columns of
+aiconfigurator's NCCL tables, which is what `calibrate.fit_collectives` reads, and those two.
 """
 
 from __future__ import annotations
 
 import csv
+import random
 import socket
 import statistics
 import sys
@@ -25,12 +29,25 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
-COLUMNS = ("system", "nccl_dir_version", "nccl_version_col", "collective", "dtype", "num_gpus", "bytes", "repeat", "us")
+HOST_COLUMNS = ("issue_us", "cpu_us")  # of gloo alone
+COLUMNS = (
+    "system",
+    "nccl_dir_version",
+    "nccl_version_col",
+    "collective",
+    "dtype",
+    "num_gpus",
+    "bytes",
+    "repeat",
+    "us",
+    *HOST_COLUMNS,
+)
 # Calls of one case: until this much time has gone by, within bounds.
 _CASE_S = 0.25
 _MIN_CALLS, _MAX_CALLS = 6, 200
 _WARM_UP_CALLS = 3
-_N_SERIES = 5  # a series is a fifth of the calls; the median series counts
+_PAUSE_S = 0.001  # a rank computes for half to one and a half of this before each call
+_WIDTH = 96  # of the square matrices that it multiplies
 _US_PER_S = 1e6
 
 
@@ -84,68 +101,91 @@ def _cases(job: Job) -> Iterator[tuple[str, int, int]]:
 
 def _row(job: Job, op: str, n_bytes: int, repeat: int, device: torch.device) -> dict[str, str]:
     call = _call(op, n_bytes, device)
-    time_s = _kernel_time(call) if job.backend == "nccl" else _wall_time(call)
+    times_s = [_kernel_time(call)] if job.backend == "nccl" else _times_in_step(call)
     version = ".".join(str(part) for part in torch.cuda.nccl.version()) if job.backend == "nccl" else torch.__version__
     system = "nccl_here" if job.backend == "nccl" else "gloo_loopback"
-    values = (system, version, version, op, "float", job.n_ranks, n_bytes, repeat, f"{time_s * _US_PER_S:.2f}")
-    return {column: str(value) for column, value in zip(COLUMNS, values, strict=True)}
+    values = (system, version, version, op, "float", job.n_ranks, n_bytes, repeat)
+    row = {column: str(value) for column, value in zip(COLUMNS, values, strict=False)}
+    names = ("us", *HOST_COLUMNS)
+    row |= dict.fromkeys(names, "")
+    return row | {name: f"{time_s * _US_PER_S:.2f}" for name, time_s in zip(names, times_s, strict=False)}
 
 
-def _call(op: str, n_bytes: int, device: torch.device) -> Callable[[], object]:
-    """A collective of `n_bytes` by the nccl-tests convention, ready to be called."""
+def _call(op: str, n_bytes: int, device: torch.device) -> Callable[[], dist.Work]:
+    """A collective of `n_bytes` by the nccl-tests convention that can be waited for, its results newly allocated."""
     n_ranks = dist.get_world_size()
-    whole = torch.ones(n_bytes // 4, dtype=torch.float32, device=device)
-    part = torch.ones(n_bytes // 4 // n_ranks, dtype=torch.float32, device=device)
-    out = torch.empty_like(whole)
+    n_elems = n_bytes // 4
+    whole = torch.ones(n_elems, dtype=torch.float32, device=device)
+    part = torch.ones(n_elems // n_ranks, dtype=torch.float32, device=device)
     # torch 2.13 renamed these two; the old names warn there, the new ones are missing before.
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: gather(out, part),
-        "reduce_scatter": lambda: scatter(part, whole),
-        "alltoall": lambda: dist.all_to_all_single(out, whole),
-        "broadcast": lambda: dist.broadcast(whole, src=0),
+    calls: dict[str, Callable[[], dist.Work]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, async_op=True),
+        "all_gather": lambda: gather(torch.empty_like(whole), part, async_op=True),
+        "reduce_scatter": lambda: scatter(torch.empty_like(part), whole, async_op=True),
+        "alltoall": lambda: dist.all_to_all_single(torch.empty_like(whole), whole, async_op=True),
+        "broadcast": lambda: dist.broadcast(whole, src=0, async_op=True),
     }
     return calls[op]
 
 
-def _n_calls(call: Callable[[], object]) -> int:
+def _n_calls(call: Callable[[], dist.Work]) -> int:
     """How many calls fill the time of a case; the same number on every rank."""
     for _ in range(_WARM_UP_CALLS):
-        call()
+        call().wait()
     dist.barrier()
     start = time.perf_counter()
-    call()
+    call().wait()
     once = torch.tensor([time.perf_counter() - start])
     dist.all_reduce(once, op=dist.ReduceOp.MAX)
     return int(min(max(_CASE_S / max(once.item(), 1e-6), _MIN_CALLS), _MAX_CALLS))
 
 
-def _wall_time(call: Callable[[], object]) -> float:
-    n_calls = max(1, _n_calls(call) // _N_SERIES)
-    series = []
-    for _ in range(_N_SERIES):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(n_calls):
-            call()
-        spent = torch.tensor([(time.perf_counter() - start) / n_calls])
-        dist.all_reduce(spent, op=dist.ReduceOp.MAX)
-        series.append(spent.item())
-    return statistics.median(series)
+def _times_in_step(call: Callable[[], dist.Work]) -> list[float]:
+    """Seconds of a call, of its issue on the calling thread, and of processor time on a rank."""
+    n_calls = _n_calls(call)
+    draw = random.Random(dist.get_rank())
+    x = torch.rand(_WIDTH, _WIDTH)
+    stamps = []
+    for _ in range(n_calls):
+        _compute(x, _PAUSE_S * draw.uniform(0.5, 1.5))
+        busy, arrived = time.process_time(), time.perf_counter()
+        work = call()
+        issued = time.perf_counter()
+        work.wait()
+        stamps.append([arrived, issued, time.perf_counter(), time.process_time() - busy])
+    mine = torch.tensor(stamps, dtype=torch.float64)
+    ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, mine)
+    every = torch.stack(ranks)  # rank, call, stamp
+    spans = every[:, :, 2].amax(0) - every[:, :, 0].amax(0)
+    issues = every[:, :, 1] - every[:, :, 0]
+    return [_middle_mean(spans), float(issues.median()), float(every[:, :, 3].mean())]
 
 
-def _kernel_time(call: Callable[[], object]) -> float:
+def _compute(x: torch.Tensor, for_s: float) -> None:
+    end = time.perf_counter() + for_s
+    while time.perf_counter() < end:
+        torch.mm(x, x)
+
+
+def _middle_mean(values: torch.Tensor) -> float:
+    """Mean of the middle half: calls either find their threads awake or wait for a core, so a median would jump."""
+    ordered, n = values.sort().values, len(values)
+    return float(ordered[n // 4 : n - n // 4].mean())
+
+
+def _kernel_time(call: Callable[[], dist.Work]) -> float:
     """Median duration of one call's NCCL kernels on the device, the least over ranks."""
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(_WARM_UP_CALLS):
-        call()
+        call().wait()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(_MAX_CALLS // 4):
-            call()
+            call().wait()
         torch.cuda.synchronize()
     durations = [
         event.device_time_total / _US_PER_S for event in profiler.events() if event.name.lower().startswith("nccl")

@@ -36,6 +36,7 @@ from calibrate.collective_laws import (
     machine,
     points_of,
 )
+from calibrate.fit_gloo import host_parameters
 from calibrate.residuals import Residuals, fit_residuals
 from perfmodel.collectives.group import group_of
 from perfmodel.db.device import Fit
@@ -289,6 +290,10 @@ def write_fits(paths: Sequence[Path], root: Path | None) -> list[Path]:
     """Fits every fabric of the tables in `paths` and writes them to the database at `root`."""
     rows = _read(paths)
     fits = _with_heldout(rows, cross_validate(rows))
+    host = host_parameters(paths)
+    for name, fit in fits.items():
+        if fit.provenance["system"] == GLOO:
+            fits[name] = replace(fit, parameters={**fit.parameters, **host})
     return [write_fabric(name, fit, root) for name, fit in fits.items()]
 
 

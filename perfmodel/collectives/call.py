@@ -63,6 +63,8 @@ class CollectiveEstimate:
         latency_s, bandwidth_s: parts of the time that do not and that do grow with the bytes.
         bottleneck: name of the link that sets the bandwidth part; empty for a group of one.
         algbw_bytes_per_s, busbw_bytes_per_s: as nccl-tests defines them; 0 for a barrier.
+        issue_s: what the thread of a CPU rank spends on asking for it, where that was measured; else 0.
+        busy_frac: processor time of a CPU rank's transport over the duration, alone on the host; 0 where it takes none.
     """
 
     estimate: Estimate
@@ -74,6 +76,8 @@ class CollectiveEstimate:
     bottleneck: str
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
+    issue_s: float = 0.0
+    busy_frac: float = 0.0
 
     @property
     def time_s(self) -> float:

@@ -1,5 +1,8 @@
 """Gloo over loopback or TCP, for CPU ranks: rings and pairwise exchanges, one message after the other.
 
+Beside its duration a collective costs a CPU rank the call itself, and processor time of gloo's threads while it runs; both
+were measured with it (`calibrate.collectives`).
+
 all_reduce is a segmented ring (gloo/allreduce.cc), all_gather a ring, reduce_scatter an all_reduce that keeps a part
 (ProcessGroupGloo), all_to_all pairwise, broadcast and reduce binomial trees. Every hop costs the loopback's latency, every
 byte its bandwidth.
@@ -8,9 +11,10 @@ byte its bandwidth.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from perfmodel.collectives import fitted
-from perfmodel.collectives.call import CollectiveCall
+from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate
 from perfmodel.collectives.candidates import Candidate
 from perfmodel.collectives.group import Group
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
@@ -56,6 +60,26 @@ def price(call: CollectiveCall, group: Group, fit: FabricFit | None) -> Price:
         bus_bytes_per_s=math.inf,  # memory copies between processes are not bound by what one TCP stream gets
     )
     return fitted_price(candidate, fitted.regime_time(fit, key, ask), fit, key[0], ask)
+
+
+def with_host_costs(found: CollectiveEstimate, call: CollectiveCall, fit: FabricFit | None) -> CollectiveEstimate:
+    """The estimate with what the ranks' processors spend, by the nearest operation and group size that were measured.
+
+    Asking is what the smallest measured group pays, whose threads had cores to themselves.
+    """
+    op = "all_to_all" if call.op in ("all_to_all_v", "send_recv") else call.op
+    if fit is None or not any(f"issue_s.{op}.n{n}" in fit.fit.parameters for n in fit.group_sizes):
+        return found
+    sizes = [n for n in fit.group_sizes if f"issue_s.{op}.n{n}" in fit.fit.parameters]
+    nearest = min(sizes, key=lambda n: (abs(math.log2(n / call.n_ranks)), n))
+    issue_s = _host_s(fit, f"issue_s{{}}.{op}.n{sizes[0]}", call.bytes)
+    busy_s = _host_s(fit, f"busy_s{{}}.{op}.n{nearest}", call.bytes)
+    return replace(found, issue_s=issue_s, busy_frac=busy_s / found.time_s)
+
+
+def _host_s(fit: FabricFit, name: str, n_bytes: int) -> float:
+    values = fit.fit.parameters
+    return values[name.format("")] + values[name.format("_per_byte")] * n_bytes
 
 
 def _modelled(call: CollectiveCall, group: Group) -> Candidate:

@@ -70,7 +70,7 @@ class Device:
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
     `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
-    `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine.
+    `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine, whose cores are `host_cores`.
     """
 
     name: str
@@ -95,13 +95,8 @@ class Device:
     overlap_factor: float = 1.0
     n_processes: int = 1
     n_on_host: int = 1
+    host_cores: int = 0
     fits: Mapping[str, Fit] = field(default_factory=dict)
-
-
-# Where processes fill all cores, gloo's threads take theirs from compute: user and system time of a rank's process are 0.46
-# to 0.58 of the wall time of all_reduce and all_to_all of 1 to 16 MiB between 2 ranks, 0.4 to 0.5 between 4, and as much is
-# lost by products beside them (torch 2.13, 2 cores, measured 2026-11-29): compute goes at half its pace.
-GLOO_OVERLAP = 2.0
 
 
 def shared(device: Device, n_processes: int) -> Device:
@@ -118,9 +113,7 @@ def shared(device: Device, n_processes: int) -> Device:
         device,
         n_processes=n_processes,
         n_on_host=n_processes,
+        host_cores=device.n_sms,
         memory_bytes=device.memory_bytes // n_processes,
         host=host,
-        overlap_factor=max(device.overlap_factor, GLOO_OVERLAP)
-        if n_processes >= device.n_sms
-        else device.overlap_factor,
     )

@@ -181,7 +181,7 @@ def predict_graph(
     if settings.stragglers:
         classes = split_stragglers(classes, settings.stragglers)
     compiled, carry = compile_classes(classes)
-    compiled = share_cores(classes, compiled, carry)
+    compiled = share_cores(classes, compiled, carry, collectives)
     overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
     steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
@@ -298,9 +298,10 @@ def lower_placement(
 ) -> tuple[LoweredClass, ...]:
     """The priced program of every rank class."""
     estimates = {instance: found.estimate for instance, found in collectives.items()}
+    issue_s = {instance: found.issue_s for instance, found in collectives.items() if found.issue_s}
     classes = []
     for number, rank_class in enumerate(placement.classes):
         device = devices[rank_class.device]
-        prices = books.of(device).prices(rank_class.events, estimates)
+        prices = books.of(device).prices(rank_class.events, estimates, issue_s)
         classes.append(lower_class(rank_class, device, prices, settings, number))
     return tuple(classes)

@@ -1,4 +1,7 @@
-"""Events of table-wise embedding parallelism on one rank: index and row exchanges around lookups of the global batch."""
+"""Events of table-wise embedding parallelism on one rank: index and row exchanges around lookups of the global batch.
+
+On a CPU what travels is put into one tensor first and taken apart again (`rearrange`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from perfmodel.graph import Graph, Op, Phase, TensorSpec
 from perfmodel.plan.bottom import scale_batch
 from perfmodel.plan.events import Collective, Event, op_event
 from perfmodel.plan.facts import GraphFacts
+from perfmodel.plan.rearrange import RECEIVED_STORAGE, SENT_STORAGE, flat, offsets_of, packed, unpacked
 from perfmodel.plan.tables import TableOps, drop_tensors, scale_op
 
 GLOBAL_STORAGE = 1 << 40  # a storage of the global batch: the local one's id plus this
@@ -38,6 +42,15 @@ class Exchange:
         """The graph that is spread."""
         return self.facts.graph
 
+    @property
+    def rearranges(self) -> bool:
+        """Whether the host orders what travels."""
+        return self.graph.target == "cpu"
+
+    def by_owner(self) -> list[TableOps]:
+        """All sharded tables in the order of their owners."""
+        return [table for rank in range(self.n_ranks) for table in self.held(rank) if not table.batch]
+
     def skipped(self) -> frozenset[int]:
         """Op ids that a rank does not run for its local batch."""
         return frozenset(i for name in self.owner for i in self.tables[name].ids)
@@ -49,27 +62,42 @@ class Exchange:
 
 def lookup_events(exchange: Exchange, rank: int, first_instance: int) -> list[Event]:
     """Before the dense forward: indices to the tables' owners, lookups of the global batch, pooled rows back."""
-    events = _index_events(exchange, first_instance) if exchange.index_exchange else []
+    events = _index_events(exchange, rank, first_instance) if exchange.index_exchange else []
     for table in exchange.held(rank):
         events += [_global_op(exchange, table, i) for i in table.forward]
+    rows = [_of_all(exchange, spec) for table in exchange.held(rank) for spec in table.outputs if not table.batch]
+    if exchange.rearranges and rows:
+        events.append(packed(rows, exchange.n_ranks, first_instance + POOLED, "forward"))
     reads = frozenset(GLOBAL_STORAGE + s.storage for t in exchange.held(rank) for s in t.outputs)
     events.append(_row_exchange(exchange, first_instance + POOLED, reads, _storages(exchange, "outputs")))
     return events
 
 
-def gradient_exchange(exchange: Exchange, first_instance: int) -> tuple[int, Event] | None:
-    """The all-to-all of pooled rows' gradients and the op after which it can start; None without a backward pass."""
+def gradient_exchange(exchange: Exchange, first_instance: int) -> tuple[int, list[Event]] | None:
+    """The all-to-all of pooled rows' gradients, with what makes it ready, and the op after which it can start.
+
+    None without a backward pass.
+    """
     gradients = _storages(exchange, "gradients")
     writers = [op.id for op in exchange.graph.ops if op.phase == "backward" and _writes(op) & gradients]
     if not writers:
         return None
     arrived = frozenset(GLOBAL_STORAGE + s for s in gradients)
-    return max(writers), _row_exchange(exchange, first_instance + GRADIENTS, gradients, arrived)
+    events = [_row_exchange(exchange, first_instance + GRADIENTS, gradients, arrived)]
+    if exchange.rearranges:
+        sources = [spec for table in exchange.by_owner() for spec in table.gradients]
+        events.insert(0, packed(sources, 1, first_instance + GRADIENTS, "backward"))
+    return max(writers), events
 
 
-def table_backward(exchange: Exchange, rank: int) -> list[Event]:
+def table_backward(exchange: Exchange, rank: int, first_instance: int) -> list[Event]:
     """Backward of the rank's lookups, for the global batch."""
-    return [_global_op(exchange, table, i) for table in exchange.held(rank) for i in table.backward]
+    held = exchange.held(rank)
+    events: list[Event] = []
+    if exchange.rearranges and any(table.backward for table in held):
+        gradients = [_of_all(exchange, spec) for table in held for spec in table.gradients if not table.batch]
+        events = unpacked(gradients, exchange.n_ranks, first_instance + GRADIENTS, "backward")
+    return events + [_global_op(exchange, table, i) for table in held for i in table.backward]
 
 
 def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
@@ -88,17 +116,35 @@ def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
     return [exchange.facts.event((i, key), partial(make, i)) for i in ids]
 
 
-def _index_events(exchange: Exchange, first: int) -> list[Event]:
+def _index_events(exchange: Exchange, rank: int, first: int) -> list[Event]:
     """Bag lengths first (the host waits, to size the next buffers), then the indices themselves."""
     inputs: Mapping[str, Sequence[TensorSpec]] = {name: exchange.tables[name].inputs for name in exchange.owner}
     offsets_bytes = {name: specs[-1].bytes for name, specs in inputs.items()}
     indices_bytes = {name: sum(s.bytes for s in specs[:-1]) for name, specs in inputs.items()}
     read = frozenset(s.storage for specs in inputs.values() for s in specs)
     arrived = frozenset(GLOBAL_STORAGE + s for s in read)
-    return [
-        _all_to_all(exchange, first + LENGTHS, offsets_bytes, (read, frozenset()), scatter=True),
-        _all_to_all(exchange, first + INDICES, indices_bytes, (read, arrived), scatter=True),
+    lengths = _all_to_all(exchange, first + LENGTHS, offsets_bytes, (read, frozenset()), scatter=True)
+    indices = _all_to_all(exchange, first + INDICES, indices_bytes, (read, arrived), scatter=True)
+    if not exchange.rearranges:
+        return [lengths, indices]
+    tables, held = exchange.by_owner(), [table for table in exchange.held(rank) if not table.batch]
+    events = [
+        packed([table.inputs[-1] for table in tables], 1, first + LENGTHS, "forward"),
+        lengths,
+        packed([spec for table in tables for spec in table.inputs[:-1]], 1, first + INDICES, "forward"),
+        indices,
     ]
+    if held:
+        each = _of_all(exchange, held[0].inputs[-1])
+        events += offsets_of(flat(each.dtype, each.n_elems * len(held), each.storage), exchange.n_ranks, "forward")
+        wanted = [_of_all(exchange, spec) for table in held for spec in table.inputs[:-1]]
+        events += unpacked(wanted, exchange.n_ranks, first + INDICES, "forward")
+    return events
+
+
+def _of_all(exchange: Exchange, spec: TensorSpec) -> TensorSpec:
+    """A tensor of the local batch, as long as that of the global batch."""
+    return flat(spec.dtype, spec.n_elems * exchange.n_ranks, GLOBAL_STORAGE + spec.storage)
 
 
 def _row_exchange(exchange: Exchange, instance: int, reads: frozenset[int], writes: frozenset[int]) -> Event:
@@ -131,14 +177,17 @@ def _all_to_all(
             purpose=("bag lengths", "indices", "pooled rows", "row gradients")[kind],
             send_bytes=send,
         )
+    reads, writes = touched
+    if exchange.rearranges:
+        reads, writes = reads | {SENT_STORAGE + instance}, writes | {RECEIVED_STORAGE + instance}
     phase: Phase = "backward" if kind == GRADIENTS else "forward" if kind == POOLED else "input"
     return Event(
         stream="comm",
         phase=phase,
         collective=exchange.made[instance],
         host_waits=kind == LENGTHS,
-        reads=touched[0],
-        writes=touched[1],
+        reads=reads,
+        writes=writes,
     )
 
 

@@ -21,6 +21,7 @@ from perfmodel.plan import sharded as sh
 from perfmodel.plan.advice import cheapest_changes, with_advice
 from perfmodel.plan.assign import assign_explicit, assign_table_wise, assign_uniform
 from perfmodel.plan.buckets import Bucket, assign_buckets
+from perfmodel.plan.buffers import buffer_events
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.dist import Distinct, dists_of
 from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
@@ -29,7 +30,7 @@ from perfmodel.plan.hybrid import mesh_fits, place_mesh
 from perfmodel.plan.memory import MemoryShortfallError, added, check_memory, dense_memory
 from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.shard_memory import shard_memory
-from perfmodel.plan.sharded import ShardedTables
+from perfmodel.plan.sharded_ops import ShardedTables, unpooled_tables
 from perfmodel.plan.shards import TableShard, shards_of
 from perfmodel.plan.tables import TableOps
 
@@ -185,7 +186,7 @@ def _sharded(
             shards,
             plan.embeddings,
             (n_ranks, facts.graph.batch_size),
-            sh.unpooled_tables(facts.graph, facts.tables),
+            unpooled_tables(facts.graph, facts.tables),
             distinct,
         ),
         plan=plan.embeddings,
@@ -271,19 +272,28 @@ def _rank_events(spread: _Spread, rank: int) -> list[Event]:
     events: list[Event] = []
     for micro, step in enumerate(spread.steps):
         events += inputs
+        if not micro:
+            events += _buffer_events(spread)
         if exchange.owner:
             events += ex.lookup_events(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
             events += sh.lookup_events(sharded, rank, micro)
         events += step
         if exchange.owner:
-            events += ex.table_backward(exchange, rank)
+            events += ex.table_backward(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
             events += sh.backward_events(sharded, rank, micro)
     events += spread.optimizer
     if sharded is not None:
         events += sh.optimizer_events(sharded, rank)
     return events + ex.table_optimizer(exchange, rank)
+
+
+def _buffer_events(spread: _Spread) -> list[Event]:
+    """DDP's broadcast of buffers; jobs that spread tables do without (TorchRec wraps the dense part so)."""
+    if spread.n_ranks == 1 or spread.shared_out or not spread.plan.data_parallel.broadcast_buffers:
+        return []
+    return buffer_events(spread.facts, tuple(range(spread.n_ranks)))
 
 
 def _step_events(spread: _Spread, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]) -> Iterator[Event]:
@@ -298,7 +308,7 @@ def _step_events(spread: _Spread, buckets: Sequence[Bucket], micro: int, skipped
             insertions[op_id] = [*added, *insertions.get(op_id, ())]
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
-        insertions.setdefault(exchanged[0], []).append(exchanged[1])
+        insertions.setdefault(exchanged[0], []).extend(exchanged[1])
     if spread.sharded is not None:
         for op_id, event in _exchanged(spread, spread.sharded, micro):
             insertions.setdefault(op_id, []).append(event)

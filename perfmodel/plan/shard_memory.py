@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.plan.dist import INDEX_BYTES, LENGTH_BYTES, Dist
 from perfmodel.plan.events import MemoryUse
-from perfmodel.plan.sharded import ShardedTables
+from perfmodel.plan.sharded_ops import ShardedTables
 from perfmodel.plan.shards import TableShard
 
 CACHE_ROW_STATE_BYTES = 16  # FBGEMM's cache keeps the row's number and when it was last used, 8 bytes each

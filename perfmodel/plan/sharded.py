@@ -7,18 +7,23 @@ indices are first made ready (TorchRec's permutes and, for rows over ranks, buck
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
 
-from perfmodel.config.plan import EmbeddingPlan
-from perfmodel.graph import Graph, Op, Phase, TensorSpec
+from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.dist import Dist, Matrix
 from perfmodel.plan.events import Collective, CollectiveOp, Event
-from perfmodel.plan.facts import GraphFacts
+from perfmodel.plan.sharded_ops import (
+    ShardedTables,
+    batched_ops,
+    own_op,
+    rank_ops,
+    remembered,
+    replace_stream,
+    table_op,
+)
 from perfmodel.plan.shards import TableShard
-from perfmodel.plan.tables import TableOps, drop_tensors, is_multi_tensor, shard_op
+from perfmodel.plan.tables import drop_tensors, is_multi_tensor
 
 FIRST_INSTANCE = 1 << 30  # instance numbers of a sharded exchange: this, a block for each module, a number inside it
 BLOCK = 1 << 12
@@ -28,42 +33,6 @@ INDICES, ROWS, GRADIENTS, DENSE = range(4)  # roles of a module's storages
 SPLITS, LENGTHS, VALUES, OUT, BACK, REDUCED, DOMAINS = range(
     7
 )  # collectives of a module; domains have two numbers each
-PLACEMENT = {"fused": "hbm", "dense": "hbm", "uvm": "uvm", "uvm_caching": "uvm_caching", "key_value": "key_value"}
-_OPTIMIZER = {"adamw": "adam", "": "sgd"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedTables:
-    """What all ranks have in common: the modules, the graph's ops of each table, the plan.
-
-    `replicated` are the parts of data-parallel tables whose kernel is batched; each rank has its own copy.
-    """
-
-    facts: GraphFacts
-    tables: Mapping[str, TableOps]
-    dists: tuple[Dist, ...]
-    plan: EmbeddingPlan
-    n_ranks: int
-    replicated: tuple[TableShard, ...] = ()
-    made: dict[int, Collective] = field(default_factory=dict)
-    ops: dict[Any, Op] = field(default_factory=dict)
-
-    @property
-    def graph(self) -> Graph:
-        """The graph that is spread."""
-        return self.facts.graph
-
-    def names(self) -> frozenset[str]:
-        """Tables whose ops a rank does not run for its local batch."""
-        return frozenset([*(n for dist in self.dists for n in dist.tables), *(s.name for s in self.replicated)])
-
-    def pipelined(self) -> bool:
-        """Whether indices travel one batch ahead."""
-        return self.plan.pipeline != "none"
-
-    def copies(self, rank: int) -> list[TableShard]:
-        """Data-parallel parts on one rank."""
-        return [shard for shard in self.replicated if shard.rank == rank]
 
 
 def input_events(sharded: ShardedTables, micro: int) -> list[Event]:
@@ -98,7 +67,7 @@ def lookup_events(sharded: ShardedTables, rank: int, micro: int) -> list[Event]:
         events += _outputs(sharded, number, rank, micro)
     if sharded.replicated:
         reads, writes = (_named(sharded, sharded.replicated, which) for which in ("inputs", "outputs"))
-        for op in _batched(sharded, sharded.copies(rank), sharded.graph.batch_size, backward=False):
+        for op in batched_ops(sharded, sharded.copies(rank), sharded.graph.batch_size, backward=False):
             events.append(_compute(op, "forward", reads, writes))
     return events
 
@@ -141,7 +110,7 @@ def backward_events(sharded: ShardedTables, rank: int, micro: int) -> list[Event
                     n_bytes = dist.reduced_elems(domain) * dist.gradient_bytes
                     key = (micro, number, DOMAINS + 2 * place + 1)
                     events.append(_collective(sharded, key, ("all_gather", n_bytes, domain), (arrived, arrived)))
-        events += [_compute(op, "backward", arrived, frozenset()) for op in _rank_ops(sharded, dist, rank, "backward")]
+        events += [_compute(op, "backward", arrived, frozenset()) for op in rank_ops(sharded, dist, rank, "backward")]
     return events + _replicated_backward(sharded, rank, micro)
 
 
@@ -160,7 +129,7 @@ def optimizer_events(sharded: ShardedTables, rank: int) -> list[Event]:
             continue
         for name, shard in held.items():
             if op_id in sharded.tables[name].optimizer:
-                ops.append(_own_op(sharded, op_id, shard))
+                ops.append(own_op(sharded, op_id, shard))
     return [_compute(op, "optimizer", frozenset(), frozenset()) for op in ops]
 
 
@@ -171,12 +140,12 @@ def _replicated_backward(sharded: ShardedTables, rank: int, micro: int) -> list[
     gradient = frozenset({_storage(len(sharded.dists), DENSE)})
     ready = _named(sharded, sharded.replicated, "gradients")
     batch = sharded.graph.batch_size
-    events = [_compute(op, "backward", ready, gradient) for op in _batched(sharded, copies, batch, backward=True)]
+    events = [_compute(op, "backward", ready, gradient) for op in batched_ops(sharded, copies, batch, backward=True)]
     if sharded.n_ranks > 1:
         n_bytes = sum(shard.access.rows * shard.access.dim for shard in copies) * 4
         call: tuple[CollectiveOp, int, tuple[int, ...]] = ("all_reduce", n_bytes, tuple(range(sharded.n_ranks)))
         events.append(_collective(sharded, (micro, len(sharded.dists), BACK), call, (gradient, gradient)))
-    update = _op(sharded, "perfmodel.dense_table_update", copies, batch, "optimizer")
+    update = table_op(sharded, "perfmodel.dense_table_update", copies, batch, "optimizer")
     events.append(_compute(update, "optimizer", gradient, frozenset()))
     return events
 
@@ -194,7 +163,7 @@ def _prepared(sharded: ShardedTables, number: int, rank: int) -> list[Event]:
         "bucketed": bucketed,
     }
     key = ("prepare", tuple(attrs.items()))
-    op = _remembered(sharded, key, Op(id=-1, name="perfmodel.permute_sparse_features", attrs=attrs, phase="forward"))
+    op = remembered(sharded, key, Op(id=-1, name="perfmodel.permute_sparse_features", attrs=attrs, phase="forward"))
     arrived = frozenset({_storage(number, INDICES)})
     return [_compute(op, "forward", arrived, arrived)]
 
@@ -207,17 +176,12 @@ def _lookups(sharded: ShardedTables, number: int, rank: int) -> list[Event]:
     if sharded.n_ranks == 1:
         writes = _local(sharded, dist, "outputs")
     events = []
-    for op in _rank_ops(sharded, dist, rank, "forward"):
+    for op in rank_ops(sharded, dist, rank, "forward"):
         if op.attrs.get("part") == "prefetch" and sharded.plan.pipeline == "prefetch":
             events.append(Event(stream="copy", phase="forward", op=replace_stream(sharded, op)))
         else:
             events.append(_compute(op, "forward", reads, writes))
     return events
-
-
-def replace_stream(sharded: ShardedTables, op: Op) -> Op:
-    """The op on the copy stream, the same object every time."""
-    return _remembered(sharded, ("copy", id(op)), replace(op, stream="copy"))
 
 
 def _outputs(sharded: ShardedTables, number: int, rank: int, micro: int) -> list[Event]:
@@ -242,87 +206,6 @@ def _outputs(sharded: ShardedTables, number: int, rank: int, micro: int) -> list
             events.append(_collective(sharded, (micro, number, DOMAINS + 2 * place), call, (rows, rows)))
     events.append(_exchange(sharded, (micro, number, OUT), dist.cross_bytes(dist.row_bytes), (rows, here)))
     return events
-
-
-def _rank_ops(sharded: ShardedTables, dist: Dist, rank: int, phase: Literal["forward", "backward"]) -> list[Op]:
-    held = dist.of_rank(rank)
-    if not dist.own:
-        return _batched(sharded, held, dist.batch * sharded.n_ranks, backward=phase == "backward")
-    return [_own_op(sharded, i, shard) for shard in held for i in getattr(sharded.tables[shard.name], phase)]
-
-
-def _own_op(sharded: ShardedTables, op_id: int, shard: TableShard) -> Op:
-    key = ("sharded", "own", op_id, shard.access, sharded.n_ranks)
-    make = partial(shard_op, sharded.graph.ops[op_id], sharded.tables[shard.name], shard.access, sharded.n_ranks)
-    return sharded.facts.derived(key, make)
-
-
-def _batched(sharded: ShardedTables, held: Sequence[TableShard], batch: int, *, backward: bool) -> list[Op]:
-    """One operator for each kind of kernel, rows' type and cache ratio among the parts; behind a cache a fetch before it."""
-    groups: dict[tuple[Any, ...], list[TableShard]] = {}
-    for shard in held:
-        where = shard.placement
-        cached = where.cache_load_factor if where.kernel in ("uvm_caching", "key_value") else 0.0
-        groups.setdefault(
-            (where.kernel, shard.access.itemsize_bytes, cached, shard.name in _unpooled(sharded)), []
-        ).append(shard)
-    found = []
-    for (kernel, *_), members in sorted(groups.items(), key=lambda item: str(item[0])):
-        if backward:
-            found.append(_op(sharded, "perfmodel.batched_embedding_backward", members, batch, "backward"))
-            if kernel == "dense" and members[0].placement.sharding != "data_parallel":
-                found.append(_op(sharded, "perfmodel.dense_table_update", members, batch, "optimizer"))
-            continue
-        if kernel in ("uvm_caching", "key_value"):
-            found.append(_op(sharded, "perfmodel.batched_embedding", members, batch, "prefetch"))
-        found.append(_op(sharded, "perfmodel.batched_embedding", members, batch, "lookup"))
-    return found
-
-
-def _unpooled(sharded: ShardedTables) -> frozenset[str]:
-    return unpooled_tables(sharded.graph, sharded.tables)
-
-
-def unpooled_tables(graph: Graph, tables: Mapping[str, TableOps]) -> frozenset[str]:
-    """Tables that give one row a lookup."""
-    return frozenset(
-        name for name, ops in tables.items() if ops.forward and graph.ops[ops.forward[0]].name == "aten.embedding"
-    )
-
-
-def optimizer_of(graph: Graph) -> str:
-    """The optimizer of a graph's tables, as batched operators name it."""
-    name = graph.sparse_optimizer or graph.optimizer
-    return _OPTIMIZER.get(name, name)
-
-
-def _op(sharded: ShardedTables, name: str, members: Sequence[TableShard], batch: int, part: str) -> Op:
-    first = members[0].placement
-    accesses = tuple(shard.access for shard in members)
-    unpooled = members[0].name in _unpooled(sharded)
-    key = (name, accesses, batch, part, first.kernel, first.cache_load_factor)
-    if key in sharded.ops:
-        return sharded.ops[key]
-    attrs: dict[str, Any] = {
-        "tables": [asdict(access) for access in accesses],
-        "batch": batch,
-        "placement": PLACEMENT[first.kernel],
-        "cache_load_factor": first.cache_load_factor,
-        "optimizer": optimizer_of(sharded.graph),
-        "pooled": not unpooled,
-        "dense": first.kernel == "dense",
-        "part": part,
-        "storage_bytes_per_s": sharded.plan.ssd,
-    }
-    phase: Phase = "optimizer" if part == "optimizer" else "backward" if part == "backward" else "forward"
-    return _remembered(sharded, key, Op(id=-1, name=name, attrs=attrs, phase=phase, module="sharded_tables"))
-
-
-def _remembered(sharded: ShardedTables, key: Any, op: Op) -> Op:
-    """The op under a key, the same object for every rank and plan of the graph, so that it is priced once."""
-    kept = sharded.facts.derived(("sharded", key), lambda: op)
-    sharded.ops[key] = kept
-    return kept
 
 
 def _compute(op: Op, phase: Phase, reads: frozenset[int], writes: frozenset[int]) -> Event:

@@ -23,7 +23,7 @@ from perfmodel.plan.events import MemoryUse
 from perfmodel.plan.facts import facts_of
 from perfmodel.plan.place import FUSED_TABLES
 from perfmodel.plan.shard_memory import shard_memory
-from perfmodel.plan.sharded import PLACEMENT, ShardedTables, optimizer_of, unpooled_tables
+from perfmodel.plan.sharded_ops import PLACEMENT, ShardedTables, optimizer_of, unpooled_tables
 from perfmodel.plan.shards import TableShard, shards_of
 from perfmodel.sharding.exchange_prices import ExchangePrices, Sizes, exchange_sizes
 from perfmodel.sharding.op_prices import Group, OpPrices, sort_passes

@@ -20,7 +20,7 @@ from perfmodel.graph import TableAccess
 from perfmodel.kernels import KernelCall, price_calls
 from perfmodel.kernels.table_batch import Placement, TableBatch, backward_calls, dense_update_calls, forward_calls
 from perfmodel.plan.dist import INDEX_BYTES, LENGTH_BYTES, TRAVEL_BYTES
-from perfmodel.plan.sharded import PLACEMENT
+from perfmodel.plan.sharded_ops import PLACEMENT
 from perfmodel.plan.shards import TableShard
 from perfmodel.sharding.cost import ShardTimes
 from perfmodel.sharding.problem import Problem
