@@ -123,6 +123,8 @@ class TensorParallel(Spec):
         vocabulary: the token embedding and the head that gives logits.
         vocabulary_parallel: split those too, with the loss; without it every rank has them whole.
         sequence: split the tokens of norms, dropouts and residuals between the parallel regions.
+        async_tp: cut products beside all-gathers and reduce-scatters of tokens, so that both overlap, as torch's
+            `_micro_pipeline_tp` does; without it they block.
     """
 
     column: tuple[str, ...] = COLUMN
@@ -130,6 +132,16 @@ class TensorParallel(Spec):
     vocabulary: tuple[str, ...] = VOCABULARY
     vocabulary_parallel: bool = True
     sequence: bool = False
+    async_tp: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TensorParallel:
+        if self.async_tp and not self.sequence:
+            raise ValueError(
+                "async_tp: found true without sequence, allowed with sequence: true: only all-gathers and reduce-scatters of "
+                "tokens are cut, all-reduces stay whole"
+            )
+        return self
 
 
 class ExpertParallel(Spec):
@@ -322,7 +334,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 _SHORT = {
     **dict.fromkeys((*DataParallel.model_fields,), "data_parallel"),
     **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
-    **dict.fromkeys(("sequence", "vocabulary_parallel"), "tensor_parallel"),
+    **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks"), "pipeline"),
     **dict.fromkeys(("capacity_factor", "imbalance"), "expert_parallel"),
     **dict.fromkeys(MESH_DIMS, "mesh"),

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from perfmodel.config.plan import TensorParallel
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Op, Parameter
+from perfmodel.plan.async_tensor import overlapped
 from perfmodel.plan.layout import Shard
 from perfmodel.plan.shard_graph import Split, TokenSplit, shard_graph
 
@@ -40,7 +41,8 @@ def tensor_parallel(graph: Graph, plan: TensorParallel, n_ranks: int) -> Graph:
     shards |= dict(_split(graph, [m for m in column if m not in vocabulary], linears, (n_ranks, "column")))
     shards |= dict(_split(graph, [m for m in row if m not in vocabulary], linears, (n_ranks, "row")))
     sequence = _tokens(graph, n_ranks) if plan.sequence else None
-    return shard_graph(graph, Split(group="tp", n_ranks=n_ranks, parameters=shards, sequence=sequence))
+    local = shard_graph(graph, Split(group="tp", n_ranks=n_ranks, parameters=shards, sequence=sequence))
+    return overlapped(local, n_ranks) if plan.async_tp else local
 
 
 def _matching(patterns: Sequence[str], linears: Mapping[str, Parameter], kind: str) -> list[str]:
