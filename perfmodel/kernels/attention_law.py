@@ -24,7 +24,7 @@ import numpy as np
 
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Source
-from perfmodel.kernels.attention import BACKWARD_PRODUCTS, CUDNN, FORWARD_PRODUCTS, IMPLEMENTATIONS
+from perfmodel.kernels.attention import BACKWARD_PRODUCTS, CUDNN, EFFICIENT, FORWARD_PRODUCTS, IMPLEMENTATIONS
 from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
 from perfmodel.kernels.registry import KernelCall, kernel_family
 from perfmodel.kernels.roofline import peak_flops_per_s
@@ -43,6 +43,12 @@ BACKWARD_KERNELS = 3  # row sums of dO * O, the main kernel, conversion of the f
 # generation on Hopper.
 HOPPER_SPEEDUP = 1.75
 HOPPER = 9.0  # compute capability
+# FlashAttention-2 needs compute capability 8.0; below it PyTorch's fused attention is the memory-efficient kernel of
+# CUTLASS (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 for the one, sm50 for the other).
+FLASH_CAPABILITY = 8.0
+# FlashAttention-2 is "around 2 times faster than FlashAttention and its equivalent in xFormers", which is that kernel
+# (Dao 2023, section 4.1, A100, forward and backward).
+EFFICIENT_SLOWDOWN = 2.0
 
 FEATURES = (
     "log_law", "log_compute", "log_memory", "log_l2", "log_batch", "log_heads", "log_kv_heads", "log_q_len", "log_kv_len",
@@ -196,16 +202,20 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
 def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: Device) -> Segment | None:
     """The segment of the call's implementation, or the nearest one; backward and other types are DERIVED.
 
+    The memory-efficient kernel, and flash attention below FLASH_CAPABILITY, is derived from FlashAttention-2.
+
     PyTorch's flash operator is FlashAttention-2 everywhere; on Hopper only the third generation was measured, and the
     second is derived from it. cudnn's kernel on Hopper is as fast as the third (Shah et al. 2024, figure 5).
     """
     hopper = float(device.compute_capability or 0) >= HOPPER
     asked = IMPLEMENTATIONS[int(call.features["implementation"])]
+    if asked == "auto" and runs_efficient(call, device):
+        return _efficient(segments, call)
     if asked == "auto":
         asked = "flash3" if hopper and call.features["variant"] == CUDNN else "flash2"
     found = segments.get(asked)
     if found is None and asked == "flash2" and hopper and "flash3" in segments:
-        found = _slower(segments["flash3"])
+        found = _slower(segments["flash3"], HOPPER_SPEEDUP)
     if found is None:
         found = next((s.only_law() for s in segments.values()), None)
     if found is None or not call.pipe.endswith("_tensor"):
@@ -216,12 +226,27 @@ def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: De
     return found.only_law() if call.features["backward"] else found.derived()
 
 
-def _slower(segment: Segment) -> Segment:
-    """FlashAttention-2 on Hopper from the third generation's law: its tensor-core and exponential rates divided."""
+def runs_efficient(call: KernelCall, device: Device) -> bool:
+    """True if PyTorch's fused attention on `device` is the memory-efficient kernel for this call."""
+    old = device.kind == "cuda" and float(device.compute_capability or 0) < FLASH_CAPABILITY
+    return call.features["variant"] == EFFICIENT or old
+
+
+def _efficient(segments: Mapping[str, Segment], call: KernelCall) -> Segment | None:
+    """The memory-efficient kernel: half as fast as FlashAttention-2 on tensor cores; on FP32 cores the law as it is."""
+    if not segments:
+        return None
+    found = segments.get("flash2") or segments.get("flash3") or next(iter(segments.values()))
+    slowdown = EFFICIENT_SLOWDOWN * (HOPPER_SPEEDUP if found.name == "flash3" else 1.0)
+    return _slower(found, slowdown) if call.pipe.endswith("_tensor") else found.only_law()
+
+
+def _slower(segment: Segment, slowdown: float) -> Segment:
+    """Another kernel's law from this one: its tensor-core and exponential rates divided by `slowdown`."""
     parameters = dict(segment.parameters)
-    parameters["eff"] /= HOPPER_SPEEDUP
-    parameters["exp_share"] *= HOPPER_SPEEDUP
-    return replace(segment.only_law(), name=f"{segment.name}_slower", parameters=parameters)
+    parameters["eff"] /= slowdown
+    parameters["exp_share"] *= slowdown
+    return replace(segment.only_law(), name=f"{segment.name}_slower_{slowdown:g}", parameters=parameters)
 
 
 @kernel_family("attention")

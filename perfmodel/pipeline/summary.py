@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.estimate import Source
 from perfmodel.graph import PHASES, Graph
+from perfmodel.kernels.substitutes import substitutes
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.settings import RunSettings
@@ -67,7 +68,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
         coverage=_coverage(classes),
         work_flops=flops,
         model_flops=model_flops,
-        notes=(*placement.notes, *_unmodelled(classes), *_convergence(steady)),
+        notes=(*placement.notes, *_unmodelled(classes), *_substitutes(classes), *_convergence(steady)),
         provenance=_provenance(classes),
         mode=subject.settings.mode,
         conditions=_conditions(subject.settings),
@@ -241,6 +242,15 @@ def _unmodelled(classes: Sequence[LoweredClass]) -> list[str]:
         events = np.unique(lowered.tasks.event[lowered.tasks.source == Source.UNMODELLED])
         names |= {lowered.rank_class.events[i].label for i in events.tolist()}
     return [f"no rule for {name}: priced from its bytes" for name in sorted(names)]
+
+
+def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
+    """What each device runs in place of a kernel it lacks."""
+    found: dict[str, None] = {}
+    for lowered in classes:
+        ops = {id(event.op): event.op for event in lowered.rank_class.events if event.op is not None}
+        found |= dict.fromkeys(substitutes(ops.values(), lowered.device))
+    return list(found)
 
 
 def _convergence(steady: Steady) -> list[str]:
