@@ -1,12 +1,15 @@
 """Device time of calls on a CUDA device: events around many launches, replayed as one CUDA graph where the op allows it.
 
 A graph replay has no host time between kernels, so that its time per call is the device's. An operator that cannot be
-captured (it waits for the device, or draws its size from data) is timed by events around eager launches. What touches the
+captured (it waits for the device, or draws its size from data) is timed by events around eager launches; where the host
+takes as long to issue them as the device to run them, the reading is the host's, and the case is refused. A series visits
+every set of tensors, so that a cold case meets each set when all others have gone through the L2 cache. What touches the
 device goes through `Clock`, so that the arithmetic here is tested without one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,7 +20,8 @@ from calibrate.cases.case import Case
 from calibrate.measure_cpu import Timing
 
 COLD_FACTOR = 4  # sets of tensors fill the L2 cache this many times
-LAUNCHES = 20  # of one measured series
+LAUNCHES = 20  # of one measured series, or as many as there are sets of tensors
+HOST_BOUND_FRAC = 0.9  # of a reading that issuing the calls took: nothing says that the device was not waiting
 MIN_SERIES, MAX_SERIES, WARM_UP_CALLS = 3, 25, 3
 MS_PER_S = 1e3
 
@@ -27,6 +31,10 @@ class Clock(Protocol):
 
     def elapsed_s(self, work: Callable[[], None]) -> float:
         """Device seconds between before and after `work` was issued."""
+        ...
+
+    def issue_s(self, work: Callable[[], None]) -> float:
+        """Host seconds until `work` was issued to an idle device; its end is waited for afterwards."""
         ...
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None] | None:
@@ -47,6 +55,17 @@ class CudaClock:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / MS_PER_S
+
+    def issue_s(self, work: Callable[[], None]) -> float:
+        """See Clock."""
+        import torch
+
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        work()
+        taken = time.perf_counter() - begun
+        torch.cuda.synchronize()
+        return taken
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """See Clock."""
@@ -71,21 +90,29 @@ def time_case(case: Case, *, budget_s: float, cache_bytes: int) -> Timing:
 
 
 def time_prepared(prepared: Prepared, budget_s: float, clock: Clock) -> Timing:
-    """Device seconds of one call: series of LAUNCHES calls over all sets of tensors, each divided by its length."""
+    """Device seconds of one call: series of calls over all sets of tensors, each divided by its length.
+
+    Raises ValueError for an operator that cannot be captured and whose reading is the host's.
+    """
     sets = prepared.arguments
     kept: list[Any] = [None] * len(sets)
+    # Whole laps: every set is called equally often.
+    launches = len(sets) * max(LAUNCHES // len(sets), 1)
 
     def series() -> None:
-        for number in range(LAUNCHES):
+        for number in range(launches):
             place = number % len(sets)
             kept[place] = prepared.call(*sets[place], **prepared.kwargs)
 
     for _ in range(WARM_UP_CALLS):
         clock.elapsed_s(series)
-    work = clock.captured(series) or series
-    clock.elapsed_s(work)
+    graph = clock.captured(series)
+    work = graph or series
+    first_s = clock.elapsed_s(work)
+    if graph is None and clock.issue_s(series) > HOST_BOUND_FRAC * first_s:
+        raise ValueError("no graph can be captured and the host is as slow as the device: the reading is the host's")
     times: list[float] = []
-    while len(times) < MAX_SERIES and (len(times) < MIN_SERIES or sum(times) * LAUNCHES < budget_s):
-        times.append(clock.elapsed_s(work) / LAUNCHES)
+    while len(times) < MAX_SERIES and (len(times) < MIN_SERIES or sum(times) * launches < budget_s):
+        times.append(clock.elapsed_s(work) / launches)
     least, quartile, median = np.quantile(np.array(times), [0.0, 0.25, 0.5]).tolist()
-    return Timing(least_s=least, quartile_s=quartile, median_s=median, n_calls=len(times) * LAUNCHES)
+    return Timing(least_s=least, quartile_s=quartile, median_s=median, n_calls=len(times) * launches)
