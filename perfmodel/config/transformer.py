@@ -42,7 +42,7 @@ class TransformerSpec(TrainedSpec):
             GPT-2's scores and copies OPT's heads (bert is the same in both).
         attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
         gradient_checkpointing: recompute each block in backward.
-        implementation: `huggingface`, or `megatron` (gpt2 only): Megatron-LM's layer with its fused kernels.
+        implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -127,12 +127,8 @@ class TransformerSpec(TrainedSpec):
             problems.append(f"head: found {self.head} with architecture {self.architecture}, allowed lm")
         if self.transformers == "4.38" and self.attention == "sdpa":
             problems.append("attention: found sdpa with transformers 4.38, allowed eager")
-        if self.implementation == "megatron" and not (
-            self.tied and self.attention == "eager" and self.act == "gelu_new"
-        ):
-            problems.append(
-                "implementation: found megatron, allowed with tied_embeddings, attention eager and activation gelu_new"
-            )
+        if self.implementation == "megatron":
+            problems += self._not_of_megatron()
         problems += self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
         if problems:
             raise ValueError("\n".join(problems))
@@ -151,6 +147,18 @@ class TransformerSpec(TrainedSpec):
             )
         return problems
 
+    def _not_of_megatron(self) -> list[str]:
+        if self.architecture == "llama":
+            dropouts = (self.hidden_dropout, self.attention_dropout)
+            if not self.tied and self.attention == "sdpa" and self.act == "silu" and not any(dropouts):
+                return []
+            allowed = "tied_embeddings false, attention sdpa, activation silu and no dropout"
+        elif self.tied and self.attention == "eager" and self.act == "gelu_new":
+            return []
+        else:
+            allowed = "tied_embeddings, attention eager and activation gelu_new"
+        return [f"implementation: found megatron, allowed with {allowed}"]
+
     def _misplaced(self) -> list[str]:
         only = {
             "kv_heads": ROTARY,
@@ -161,7 +169,7 @@ class TransformerSpec(TrainedSpec):
             "token_types": ("bert",),
             "transformers": ("gpt2", "opt", "bert"),
             "embedding_dropout": ("gpt2",),
-            "implementation": ("gpt2",),
+            "implementation": ("gpt2", "llama"),
             "attention_bias": ("opt", *ROTARY),
             "mlp_bias": ("opt", "llama"),
             "experts": ("mixtral",),

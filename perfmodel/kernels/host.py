@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from perfmodel.db.device import Device
 from perfmodel.graph import Op
+from perfmodel.kernels.megatron import SOFTMAXES, has_fused_softmax
 from perfmodel.kernels.view import ALLOCATIONS, METADATA, VIEWS
 
 DEFAULT_WEIGHT = 1.0
@@ -42,6 +43,8 @@ COLLECTIVE_WEIGHT = 3.3
 # being 3.5 us; 1.6 us a tensor of a list.
 DTENSOR_WEIGHT = 3.5
 DTENSOR_PER_TENSOR_WEIGHT = 0.45
+# Scores that Megatron-LM's fused softmax does not take: two conversions, a product and a mask, each a plain op, and a softmax.
+PLAIN_SOFTMAX_WEIGHT = 4 * DEFAULT_WEIGHT + 1.7
 
 _ALIASES = ("aten.detach", "aten.alias", "aten.lift_fresh", "aten._reshape_alias", "aten._version", "aten.is_same_size")
 
@@ -78,6 +81,9 @@ _CLASSES: Mapping[float, tuple[str, ...]] = {
         "perfmodel.bias_dropout_backward",
         "perfmodel.causal_softmax",
         "perfmodel.causal_softmax_backward",
+        "perfmodel.swiglu",
+        "perfmodel.swiglu_backward",
+        "perfmodel.rotary",
     ),
     # layer norm 30 us, reductions 25 us, cat 30 us, index 29 us, losses 24-30 us, max pool 26 us, dropout backward 29 us
     1.7: (
@@ -136,6 +142,8 @@ WEIGHTS: Mapping[str, float] = _weights()
 def weight(op: Op) -> float:
     """Host work of `op` in units of a plain pointwise op's, launches apart."""
     base = WEIGHTS.get(op.name, DEFAULT_WEIGHT)
+    if op.name in SOFTMAXES and not has_fused_softmax(op.inputs[0]):
+        return PLAIN_SOFTMAX_WEIGHT
     if op.name.startswith(("aten._foreach_", "aten._fused_", "aten._amp_foreach_")):
         return base + PER_TENSOR_WEIGHT * len(op.inputs)
     return base

@@ -113,7 +113,7 @@ class Embedding(nn.Module):
 
 
 class MegatronGpt(nn.Module):
-    """The language model; its output is (batch x tokens, vocabulary) fp32 logits."""
+    """The language model; its output is (batch x tokens, vocabulary) logits."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -127,10 +127,10 @@ class MegatronGpt(nn.Module):
         x = run_blocks(self.layers, self.embedding(tokens), recompute=self.recompute)
         x = self.final_layernorm(x)
         logits = fn.linear(x, self.embedding.word_embeddings.weight)
-        return logits.transpose(0, 1).contiguous().float().view(-1, logits.shape[-1])
+        return logits.transpose(0, 1).contiguous().view(-1, logits.shape[-1])
 
 
 def vocabulary_loss(labels: Tensor, logits: Tensor) -> Tensor:
-    """Mean cross-entropy of (batch x tokens, vocabulary) logits; labels are shifted by the data loader."""
-    losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.view(-1))  # type: ignore[no-untyped-call]  # torch leaves it open
+    """Mean cross-entropy in fp32 of (batch x tokens, vocabulary) logits; labels are shifted by the data loader."""
+    losses: Tensor = VocabularyCrossEntropy.apply(logits.float(), labels.view(-1))  # type: ignore[no-untyped-call]  # torch leaves it open
     return losses.mean()

@@ -54,6 +54,29 @@ def causal_softmax_backward(gradient: Tensor, chances: Tensor, scale: float) -> 
     return scale * chances * (gradient - inner)
 
 
+@torch.library.custom_op("perfmodel::swiglu", mutates_args=())
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) * up of gate and up side by side: (..., 2 f) to (..., f)."""
+    gate, up = x.chunk(2, dim=-1)
+    return fn.silu(gate) * up
+
+
+@torch.library.custom_op("perfmodel::swiglu_backward", mutates_args=())
+def swiglu_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    """Gradient of gate and up side by side."""
+    gate, up = x.chunk(2, dim=-1)
+    chance = torch.sigmoid(gate)
+    slope = chance * (1 + gate * (1 - chance))
+    return torch.cat((gradient * up * slope, gradient * gate * chance), dim=-1)
+
+
+@torch.library.custom_op("perfmodel::rotary", mutates_args=())
+def rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary positions of (tokens, batch, heads, width); cosine and sine (tokens, 1, 1, width)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
 @bias_gelu.register_fake
 def _(x: Tensor, bias: Tensor) -> Tensor:
     return torch.empty_like(x)
@@ -82,6 +105,21 @@ def _(scores: Tensor, scale: float) -> Tensor:
 @causal_softmax_backward.register_fake
 def _(gradient: Tensor, chances: Tensor, scale: float) -> Tensor:
     return torch.empty_like(chances)
+
+
+@swiglu.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+@swiglu_backward.register_fake
+def _(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@rotary.register_fake
+def _(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _tokens_summed(gradient: Tensor) -> Tensor:
@@ -118,8 +156,24 @@ def _causal_softmax_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return causal_softmax_backward(gradient, chances, ctx.scale), None
 
 
+def _keep_angles(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _swiglu_backward(ctx: Any, gradient: Tensor) -> Tensor:
+    found: Tensor = swiglu_backward(gradient, *ctx.saved_tensors)
+    return found
+
+
+def _rotary_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    cosine, sine = ctx.saved_tensors  # the sine's halves are equal, so turning back is turning by the negative angle
+    return rotary(gradient, cosine, -sine), None, None
+
+
 bias_gelu.register_autograd(_bias_gelu_backward, setup_context=_keep_all)
 bias_dropout_add.register_autograd(_bias_dropout_add_backward, setup_context=_keep_mask)
+swiglu.register_autograd(_swiglu_backward, setup_context=_keep_all)
+rotary.register_autograd(_rotary_backward, setup_context=_keep_angles)
 causal_softmax.register_autograd(_causal_softmax_backward, setup_context=_keep_output)
 
 

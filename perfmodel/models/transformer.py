@@ -17,6 +17,7 @@ from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE
 from perfmodel.models.gpt2 import Gpt2
 from perfmodel.models.llama import Llama
 from perfmodel.models.megatron import MegatronGpt, vocabulary_loss
+from perfmodel.models.megatron_llama import MegatronLlama
 from perfmodel.models.opt import Opt
 
 ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
@@ -27,12 +28,14 @@ ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
     "bert": lambda spec: BertClassifier(spec) if spec.head == "classification" else Bert(spec),
 }
 
+MEGATRON: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {"gpt2": MegatronGpt, "llama": MegatronLlama}
+
 
 def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]:
     """BuiltModel fields of a transformer on a device; `seed` draws the tokens where the device holds values."""
     with torch.device(device):
-        megatron = spec.implementation == "megatron"
-        module = MegatronGpt(spec) if megatron else ARCHITECTURES[spec.architecture](spec)
+        known = MEGATRON if spec.implementation == "megatron" else ARCHITECTURES
+        module = known[spec.architecture](spec)
         if spec.precision in CONVERTED:
             module = module.to(PARAMETER_DTYPE[spec.precision])
     generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,7 @@ from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.plan.events import Event, MemoryUse
 from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import table_storages
-from perfmodel.sim.memory import PYTORCH, Allocation, MemoryCurve, memory_over_time, reserved_bytes
+from perfmodel.sim.memory import EXACT, PYTORCH, Allocation, MemoryCurve, memory_over_time, reserved_bytes
 from perfmodel.sim.timeline import Timeline
 
 
@@ -42,6 +42,27 @@ def memory_curve(
     n_tasks = len(lowered.tasks)
     place = _tasks_of_ops(lowered.rank_class.events, first_task, len(graph.ops), n_tasks)
     return memory_over_time(timeline, cls, _allocations(graph, sharded, place, n_tasks), PYTORCH)
+
+
+def schedule_curve(lowered: LoweredClass, cls: int, timeline: Timeline) -> MemoryCurve:
+    """The same of a rank that works through a schedule of micro-batches: activations by step, states left out.
+
+    What a micro-batch keeps lives from the first task of its forward to the last of its backward; what a pass needs beyond
+    that, while the pass runs.
+    """
+    holding, spans = lowered.rank_class.holding, lowered.rank_class.spans
+    if holding is None:
+        raise RuntimeError("a curve by steps needs a rank class with a schedule")
+    first_task = [*_first_tasks(lowered), len(lowered.tasks)]
+    allocations = [
+        Allocation(
+            bytes=size,
+            born=min(first_task[spans[begin][0]], len(lowered.tasks) - 1),
+            dies=max(first_task[spans[end][1]] - 1, first_task[spans[begin][0]]),
+        )
+        for size, begin, end in holding.lifetimes()
+    ]
+    return memory_over_time(timeline, cls, allocations, EXACT)
 
 
 def _allocations(graph: Graph, sharded: frozenset[str], place: Sequence[int], end: int) -> list[Allocation]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from perfmodel.graph import Op, Phase
+from perfmodel.plan.holding import Holding
 
 # Communicators of their own: `tensor` of a tensor-parallel or an expert-parallel group, `copies` of the holders of one shard,
 # `context` of a ring; `send_next` to `recv_next` carry what pipeline stages send each other.
@@ -109,13 +110,19 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """Ranks that run the same events on the same device model."""
+    """Ranks that run the same events on the same device model.
+
+    Where they work through a schedule of micro-batches, `holding` says what its steps hold and `spans[i]` which events step i
+    is: the first, and the first after it.
+    """
 
     ranks: tuple[int, ...]
     device: str
     events: Sequence[Event]
     memory: MemoryUse = field(default_factory=MemoryUse)
     tables: tuple[str, ...] = ()
+    holding: Holding | None = None
+    spans: Sequence[tuple[int, int]] = ()
 
     @property
     def representative(self) -> int:

@@ -13,7 +13,7 @@ from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.recompute import recomputed
 from perfmodel.plan.spread import Spread
 from perfmodel.plan.stage_events import StageWriter
-from perfmodel.plan.stage_memory import stage_memory
+from perfmodel.plan.stage_memory import stage_holding, stage_memory
 
 
 def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_bytes: Sequence[int]) -> Placement:
@@ -34,8 +34,17 @@ def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_byte
             ranks = tuple(r for r in members if devices[r] == device)
             memory = stage_memory(spread, stage)
             check_memory(ranks[0], memory, memory_bytes[ranks[0]])
-            events = StageWriter(spread, stage, ranks[0]).events()
-            classes.append(RankClass(ranks=ranks, device=device, events=events, memory=memory))
+            writer = StageWriter(spread, stage, ranks[0])
+            classes.append(
+                RankClass(
+                    ranks=ranks,
+                    device=device,
+                    events=writer.events(),
+                    memory=memory,
+                    holding=stage_holding(spread, stage),
+                    spans=writer.spans,
+                )
+            )
     return Placement(
         classes=tuple(classes),
         n_ranks=mesh.n_ranks,

@@ -253,6 +253,17 @@ def _part(op: Op, shard: Shard, full: int) -> int:
     return local
 
 
+def gated(op: Op, splits: Splits) -> Outputs:
+    """Halves of the last dimension side by side become one; a split last dimension has a part of each half on a rank."""
+    source = op.inputs[0]
+    splits.complete(source)
+    shard = splits.of(source)
+    if shard is None or shard.dim < len(source.shape) - 1:
+        return [shard]
+    full = op.outputs[0].shape[-1]
+    return [replace(shard, full=full, local=_part(op, shard, full))]
+
+
 def select(op: Op, splits: Splits) -> Outputs:
     """`select` and `select_backward`: a dimension goes or comes back."""
     shard = splits.of(op.inputs[0])
@@ -388,7 +399,8 @@ RULES: Mapping[str, Rule] = {
     **_named(pick, "gather", "scatter_add_"),
     **_named(pieces, "split", "split_with_sizes", "chunk", "cat"),
     **_named(select, "select", "select_backward"),
-    **_named(layer_norm, "native_layer_norm", "native_layer_norm_backward"),
+    **_named(layer_norm, "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
+    "perfmodel.swiglu": gated,
     **_named(embedding, "embedding"),
     **_named(embedding_backward, "embedding_dense_backward"),
     **_named(nll_loss, "nll_loss_forward", "nll_loss_backward"),
@@ -405,7 +417,14 @@ zeros_like empty_like full_like native_dropout native_dropout_backward dropout r
 eq ne logical_and logical_or bitwise_and bitwise_or rsub lerp_ addcmul_ addcdiv_ abs maximum minimum erf log log1p clamp
 fill_ zero_ mish square
 """
-_FUSED = ("bias_gelu", "bias_gelu_backward", "bias_dropout_add", "bias_dropout_backward")  # of Megatron-LM
+_FUSED = (
+    "bias_gelu",
+    "bias_gelu_backward",
+    "bias_dropout_add",
+    "bias_dropout_backward",
+    "rotary",
+    "swiglu_backward",
+)  # of Megatron-LM; fmt: skip
 POINTWISE = frozenset((*(f"aten.{name}" for name in _POINTWISE.split()), *(f"perfmodel.{name}" for name in _FUSED)))
 SAME_TENSOR = frozenset({"aten.detach", "aten.alias"})
 

@@ -31,6 +31,7 @@ class StageWriter:
         self.plan, self.mesh = spread.plan, spread.mesh
         self.chunks = spread.chunks(stage)
         self.program = Program(first_instance=stage * CLASS_STRIDE)
+        self.spans: list[tuple[int, int]] = []  # of each step: index of its first event, and of the first after it
         self.transfers: dict[tuple[int, int], tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = {}
         self.groups = spread.groups(stage, rank)
         self.passes = Passes(plan=spread.plan, groups=self.groups, n_stages=spread.n_stages, experts=spread.experts)
@@ -60,6 +61,7 @@ class StageWriter:
         """A pass between what it receives and what it sends on; gradients of weights stay where they are."""
         virtual = self.stage + step.chunk * self.spread.n_stages
         last = len(self.spread.stages) - 1
+        begin = self.program.n_events
         received = None
         if step.kind == "forward" and virtual > 0:
             received = self._transfer("recv_prev", virtual - 1, step)
@@ -72,6 +74,7 @@ class StageWriter:
             self._transfer("send_next", virtual, step)
         elif step.kind == "backward" and virtual > 0:
             self._transfer("send_prev", virtual - 1, step)
+        self.spans.append((begin, self.program.n_events))
 
     def _transfer(self, stream: Stream, boundary: int, step: Step) -> int:
         """The rank's side of what crosses the cut after virtual stage `boundary`, for one micro-batch."""

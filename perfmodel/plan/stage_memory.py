@@ -9,30 +9,39 @@ from math import ceil
 
 from perfmodel.graph import Graph
 from perfmodel.plan.events import MemoryUse
+from perfmodel.plan.holding import Holding
 from perfmodel.plan.memory import dense_memory
-from perfmodel.plan.schedule import most_in_flight
 from perfmodel.plan.spread import REPLICAS, Spread
 
 GATHERED_UNITS = 2  # of FSDP: one runs while the next is gathered
 
 
 def stage_memory(spread: Spread, stage: int) -> MemoryUse:
-    """Peak of a rank at a stage: its chunks at the peak of one micro-batch, and what the others in flight keep."""
-    steps = spread.steps(stage)
+    """Peak of a rank at a stage: its states, and activations where the schedule has most of them."""
     total = MemoryUse()
-    above = 0
-    for number, chunk in enumerate(spread.chunks(stage)):
+    for chunk in spread.chunks(stage):
         one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
-        kept = chunk.facts.derived("kept", partial(_kept_bytes, chunk.graph))
-        in_flight = most_in_flight(steps, number)
-        above = max(above, one.activations_bytes - kept)
-        total = _sum(total, replace(one, activations_bytes=kept * in_flight))
+        total = _sum(total, replace(one, activations_bytes=0))
     total = _divided(spread, total, stage)
     return replace(
         total,
-        activations_bytes=total.activations_bytes + max(above, 0),
+        activations_bytes=stage_holding(spread, stage).peak_bytes(),
         communication_bytes=_buffers(spread, stage),
     )
+
+
+def stage_holding(spread: Spread, stage: int) -> Holding:
+    """What the activations of a rank at a stage hold over its schedule.
+
+    A micro-batch keeps what its forward leaves for its backward; a pass also needs what a pass of one micro-batch alone has
+    at its peak beyond that.
+    """
+    kept, above = [], []
+    for chunk in spread.chunks(stage):
+        one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
+        kept.append(chunk.facts.derived("kept", partial(kept_bytes, chunk.graph)))
+        above.append(max(one.activations_bytes - kept[-1], 0))
+    return Holding(steps=spread.steps(stage), kept_bytes=tuple(kept), above_bytes=tuple(above))
 
 
 def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
@@ -113,7 +122,7 @@ def _sum(first: MemoryUse, second: MemoryUse) -> MemoryUse:
     )
 
 
-def _kept_bytes(graph: Graph) -> int:
+def kept_bytes(graph: Graph) -> int:
     """Bytes of activations and inputs that forward leaves for backward."""
     end = next((op.id for op in graph.ops if op.phase == "backward"), len(graph.ops))
     return sum(

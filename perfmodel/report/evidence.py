@@ -16,7 +16,7 @@ from perfmodel.collectives import CollectiveCall
 from perfmodel.collectives.load import groups_of, link_bytes, total_bytes
 from perfmodel.kernels import calls_of
 from perfmodel.kernels.roofline import peak_flops_per_s
-from perfmodel.pipeline.memory import memory_curve
+from perfmodel.pipeline.memory import memory_curve, schedule_curve
 from perfmodel.pipeline.run import Run
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.plan import Collective
@@ -194,14 +194,20 @@ def _kernel_times(lowered: LoweredClass) -> Iterator[tuple[int, float, str]]:
 
 
 def memory_curves(run: Run) -> tuple[Curve, ...]:
-    """Memory over the iteration where the plan leaves each rank a whole copy of the model; none where it splits tensors."""
-    if run.placement.n_replicas not in (0, run.placement.n_ranks) or run.placement.n_micro > 1:
-        return ()
+    """Memory over the iteration: by storages where each rank has a whole copy of the model, by steps where it has a schedule.
+
+    None where a plan without a schedule splits tensors.
+    """
     sharded = frozenset(name for lowered in run.classes for name in lowered.rank_class.tables)
     curves = []
     for index in class_order(run)[:MAX_CLASSES]:
         lowered = run.classes[index]
-        curve = memory_curve(lowered, index, run.steady.timeline, run.graph, sharded)
+        if lowered.rank_class.holding is not None:
+            curve = schedule_curve(lowered, index, run.steady.timeline)
+        elif run.placement.n_replicas in (0, run.placement.n_ranks) and run.placement.n_micro == 1:
+            curve = memory_curve(lowered, index, run.steady.timeline, run.graph, sharded)
+        else:
+            continue
         memory = lowered.rank_class.memory
         base = memory.total_bytes - curve.peak_bytes
         if base < 0:  # the plan holds less than the graph's storages: this would be another plan's curve

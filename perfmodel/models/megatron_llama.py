@@ -1,0 +1,89 @@
+"""Llama as Megatron-Core runs it (NVIDIA/Megatron-LM core_r0.9, megatron/core/transformer), tokens first.
+
+Fused RMS norm, one projection for query, key and value (grouped by key-value head), fused rotary positions, flash attention,
+one projection for gate and up, fused SwiGLU, and the loss of `megatron_ops`. Names are Megatron-Core's, the head's aside.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+from perfmodel.config.transformer import TransformerSpec
+from perfmodel.models.blocks import Rotary, fused_attention, run_blocks
+from perfmodel.models.megatron_ops import rotary, swiglu
+
+
+class SelfAttention(nn.Module):
+    """Causal attention whose query heads share key-value heads; `linear_qkv` has a group's queries, its key, its value."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.groups, self.shared, self.head_dim = spec.groups, spec.heads // spec.groups, spec.width_of_head
+        width = (spec.heads + 2 * spec.groups) * self.head_dim
+        self.linear_qkv = nn.Linear(spec.hidden_size, width, bias=spec.has_bias("attention"))
+        self.linear_proj = nn.Linear(spec.heads * self.head_dim, spec.hidden_size, bias=spec.has_bias("attention"))
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape."""
+        n, batch, _ = x.shape
+        mixed = self.linear_qkv(x).view(n, batch, -1, self.shared + 2, self.head_dim)
+        query, key, value = mixed.split((self.shared, 1, 1), dim=3)
+        query = rotary(query.reshape(n, batch, -1, self.head_dim), cosine, sine)
+        key, value = rotary(key.squeeze(3), cosine, sine), value.squeeze(3)
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        out = fused_attention(query, key, value, dropout=0.0, scale=self.head_dim**-0.5, causal=True)
+        projected: Tensor = self.linear_proj(out.transpose(0, 1).reshape(n, batch, -1))
+        return projected
+
+
+class GatedMlp(nn.Module):
+    """`linear_fc1` has gate and up side by side."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(spec.hidden_size, 2 * spec.ffn, bias=spec.has_bias("mlp"))
+        self.linear_fc2 = nn.Linear(spec.ffn, spec.hidden_size, bias=spec.has_bias("mlp"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape."""
+        out: Tensor = self.linear_fc2(swiglu(self.linear_fc1(x)))
+        return out
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and gated feed-forward, each with its residual."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.self_attention = SelfAttention(spec)
+        self.pre_mlp_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.mlp = GatedMlp(spec)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """(tokens, batch, width) to the same shape."""
+        x = x + self.self_attention(self.input_layernorm(x), cosine, sine)
+        out: Tensor = x + self.mlp(self.pre_mlp_layernorm(x))
+        return out
+
+
+class MegatronLlama(nn.Module):
+    """The language model; its output is (batch x tokens, vocabulary) logits."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.rotary = Rotary(spec.width_of_head, spec.rope_theta)
+        self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.layers))
+        self.final_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.norm_epsilon)
+        self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        self.recompute = spec.gradient_checkpointing
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) token numbers to logits."""
+        x = self.word_embeddings(tokens)
+        cosine, sine = (part.view(part.shape[1], 1, 1, -1) for part in self.rotary(x))
+        x = run_blocks(self.layers, x.transpose(0, 1).contiguous(), cosine, sine, recompute=self.recompute)
+        logits = fn.linear(self.final_layernorm(x), self.lm_head.weight)
+        return logits.transpose(0, 1).contiguous().view(-1, logits.shape[-1])

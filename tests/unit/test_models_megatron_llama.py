@@ -1,0 +1,93 @@
+"""Megatron-Core's Llama: the numbers of the plain Llama with its weights, gradients of its fused kernels, its graph."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from perfmodel.config import load_model
+from perfmodel.errors import ConfigError
+from perfmodel.extract import trace
+from perfmodel.models import build
+from perfmodel.models.llama import Llama
+from perfmodel.models.megatron_llama import MegatronLlama
+from perfmodel.models.megatron_ops import rotary, swiglu
+
+HEADS, GROUPS, WIDTH, FFN, TOKENS = 4, 2, 32, 48, 16
+MODEL = {
+    "kind": "transformer", "name": "tiny", "architecture": "llama", "batch_size": 2, "precision": "fp32", "optimizer": "adamw",
+    "vocab_size": 64, "hidden_size": WIDTH, "layers": 2, "heads": HEADS, "kv_heads": GROUPS, "ffn_size": FFN,
+    "max_positions": TOKENS,
+}  # fmt: skip
+
+
+def spec(**changes):
+    return load_model({**MODEL, "implementation": "megatron", **changes})
+
+
+def megatron_from(plain: Llama) -> MegatronLlama:
+    """Megatron's model with the weights of a plain one: queries, key and value of a group side by side, gate before up."""
+    found = MegatronLlama(spec())
+    head = WIDTH // HEADS
+
+    def by_group(weight: torch.Tensor) -> torch.Tensor:
+        return weight.view(GROUPS, -1, head, WIDTH)
+
+    with torch.no_grad():
+        found.word_embeddings.weight.copy_(plain.model.embed_tokens.weight)
+        found.lm_head.weight.copy_(plain.lm_head.weight)
+        found.final_layernorm.weight.copy_(plain.model.norm.weight)
+        for mine, theirs in zip(found.layers, plain.model.layers, strict=True):
+            attention, mlp = theirs.self_attn, theirs.mlp
+            parts = [by_group(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
+            mine.self_attention.linear_qkv.weight.copy_(torch.cat(parts, dim=1).reshape(-1, WIDTH))
+            mine.self_attention.linear_proj.weight.copy_(attention.o_proj.weight)
+            mine.mlp.linear_fc1.weight.copy_(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+            mine.mlp.linear_fc2.weight.copy_(mlp.down_proj.weight)
+            mine.input_layernorm.weight.copy_(theirs.input_layernorm.weight)
+            mine.pre_mlp_layernorm.weight.copy_(theirs.post_attention_layernorm.weight)
+    return found
+
+
+def test_it_computes_what_the_plain_model_computes() -> None:
+    torch.manual_seed(0)
+    plain = Llama(load_model(MODEL))
+    mine = megatron_from(plain)
+    tokens = torch.randint(0, 64, (2, TOKENS))
+    expected = plain(tokens)
+    got = mine(tokens).view(2, TOKENS, 64)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    expected.sum().backward()
+    got.sum().backward()
+    for name, part in (("gate_proj", 0), ("up_proj", 1)):
+        theirs = getattr(plain.model.layers[0].mlp, name).weight.grad
+        torch.testing.assert_close(
+            mine.layers[0].mlp.linear_fc1.weight.grad.chunk(2)[part], theirs, rtol=1e-3, atol=1e-5
+        )
+    torch.testing.assert_close(
+        mine.word_embeddings.weight.grad, plain.model.embed_tokens.weight.grad, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_gradients_of_its_fused_kernels_are_those_of_finite_differences() -> None:
+    torch.manual_seed(0)
+    assert torch.autograd.gradcheck(swiglu, torch.randn(3, 8, dtype=torch.float64, requires_grad=True))
+    angles = torch.rand(3, 1, 1, 2, dtype=torch.float64)
+    cosine, sine = (torch.cat((part, part), dim=-1) for part in (angles.cos(), angles.sin()))
+    x = torch.randn(3, 2, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda value: rotary(value, cosine, sine), x)
+
+
+def test_a_layer_has_its_fused_kernels() -> None:
+    seen = Counter(op.name for op in trace(build(spec(precision="bf16"))).ops)
+    layers = MODEL["layers"]
+    assert seen["perfmodel.swiglu"] == seen["perfmodel.swiglu_backward"] == layers
+    assert seen["perfmodel.rotary"] == 4 * layers  # queries and keys, there and back
+    assert seen["aten._fused_rms_norm"] == seen["aten._fused_rms_norm_backward"] == 2 * layers + 1
+    assert seen["aten._scaled_dot_product_flash_attention"] == layers
+
+
+@pytest.mark.parametrize("changes", [{"attention": "eager"}, {"tied_embeddings": True}, {"hidden_dropout": 0.1}])
+def test_what_it_does_not_have_is_refused(changes) -> None:
+    with pytest.raises(ConfigError, match="implementation: found megatron, allowed with tied_embeddings false"):
+        spec(**changes)
