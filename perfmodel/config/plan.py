@@ -172,8 +172,8 @@ class Pipeline(Spec):
     """Pipeline stages over the mesh dimension `pp`.
 
     Attributes:
-        schedule: `1f1b`, `gpipe`, `interleaved` (1F1B with `chunks` runs of blocks on each rank), or `zero_bubble` (ZB-H1:
-            gradients of weights fill the bubble).
+        schedule: `1f1b`, `gpipe`, `interleaved` (1F1B with `chunks` runs of blocks on each rank), `zero_bubble` (ZB-H1:
+            gradients of weights fill the bubble) or `zero_bubble_h2` (ZB-H2: nearly twice the micro-batches in flight).
         chunks: runs of blocks a rank has; more than one only with `interleaved`.
         blocks: blocks of each stage in order (with `interleaved`, of each chunk); spread evenly if not given.
         host_sync: the host waits for what a stage receives before it issues the pass that needs it, and for the end of each
@@ -181,7 +181,7 @@ class Pipeline(Spec):
             megatron/p2p_communication.py, and in the timers forward-compute and backward-compute of schedules.py).
     """
 
-    schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble", "zero_bubble_h2"] = "1f1b"
     chunks: PositiveCount = 1
     blocks: tuple[PositiveCount, ...] = ()
     host_sync: bool = False
@@ -305,8 +305,10 @@ class PlanSpec(Spec):
         shard = self.data_parallel.shard
         if shard == "gradients" and self.size("pp") > 1:
             raise ValueError(
-                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: a stage "
-                "sums gradients of micro-batches before they are scattered; stages go with shard optimizer or parameters"
+                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: scattering "
+                "in every micro-batch undoes what a pipeline saves, and DeepSpeed refuses it too. Stages sum gradients of "
+                "micro-batches and scatter them once with shard optimizer (Megatron-LM's distributed optimizer) or with shard "
+                "parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
@@ -315,7 +317,7 @@ class PlanSpec(Spec):
                 f"expert_parallel.imbalance: found {self.expert_parallel.imbalance} without mesh.ep, allowed with 2 or more: "
                 "a rank with all experts works on all rows"
             )
-        if self.pipeline.schedule in ("interleaved", "zero_bubble") and self.size("pp") == 1:
+        if self.pipeline.schedule not in ("1f1b", "gpipe") and self.size("pp") == 1:
             raise ValueError(
                 f"pipeline.schedule: found {self.pipeline.schedule} with one stage, allowed with mesh.pp of 2 or more"
             )

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from perfmodel.config.plan import PlanSpec
+from perfmodel.config.plan import DataParallel, PlanSpec
 from perfmodel.graph import Op, Parameter
-from perfmodel.plan.buckets import assign_buckets
+from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import CollectiveOp, Event, link_events
 from perfmodel.plan.offload import arrived, fetched, returned
 from perfmodel.plan.runs import Segment
+from perfmodel.plan.schedule import PARTED
 from perfmodel.plan.segments import START, Groups, ops_of, segment
 from perfmodel.plan.sharded_states import (
     backward_gathers,
@@ -64,8 +65,8 @@ class Passes:
         offload = (ddp.offload, ddp.host_memory)
         fsdp = (self.plan.fsdp, self._scatters_always, offload) if self._shard == "parameters" else None
         if what.kind == "forward":
-            return "forward", fsdp
-        split = self.plan.pipeline.schedule == "zero_bubble"
+            return "forward", fsdp, self._gathers(what)
+        split = self.plan.pipeline.schedule in PARTED
         reduced: object = None
         if fsdp is not None:
             reduced = self._scatters(what), self._adds_on_host(what)
@@ -77,7 +78,7 @@ class Passes:
 
     def _make(self, chunk: Chunk, what: Pass) -> Segment:
         if what.kind == "forward":
-            return self._forward(chunk)
+            return self._forward(chunk, what)
         ops = self._ops(chunk, what)
         inserted: dict[int, list[Event]] = {}
         if self._accumulates(what):
@@ -98,7 +99,7 @@ class Passes:
 
     def _ends_in_buckets(self, what: Pass) -> bool:
         """Whether gradients leave the rank in buckets during this pass."""
-        return self._reduces(what) and (what.kind == "weight" or self.plan.pipeline.schedule != "zero_bubble")
+        return self._reduces(what) and (what.kind == "weight" or self.plan.pipeline.schedule not in PARTED)
 
     @property
     def _scatters_always(self) -> bool:
@@ -112,14 +113,22 @@ class Passes:
 
     def _ops(self, chunk: Chunk, what: Pass) -> list[Op]:
         ops = ops_of(chunk.graph, "backward")
-        if self.plan.pipeline.schedule != "zero_bubble":
+        if self.plan.pipeline.schedule not in PARTED:
             return ops
         weights = chunk.facts.derived("weight ops", partial(weight_ops, chunk.graph))
         return [op for op in ops if (op.id in weights) == (what.kind == "weight")]
 
-    def _forward(self, chunk: Chunk) -> Segment:
+    def _gathers(self, what: Pass) -> bool:
+        """Whether forward gathers parameters: units of a stage that are not freed after forward stay until the last backward.
+
+        torch.distributed.pipelining keeps them (`set_reshard_after_backward`); Llama 3 was trained so (arXiv:2407.21783).
+        """
+        stay = self.n_stages > 1 and not self.plan.fsdp.reshard_after_forward
+        return self._shard == "parameters" and (what.first or not stay)
+
+    def _forward(self, chunk: Chunk, what: Pass) -> Segment:
         ops = ops_of(chunk.graph, "input", "forward", "loss")
-        if self._shard != "parameters":
+        if not self._gathers(what):
             return segment(ops, self.groups, events=chunk.facts.op_events)
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before = self._fetched(forward_gathers(units, self.groups, self.plan.fsdp))
@@ -172,8 +181,7 @@ class Passes:
         before: dict[int, list[Event]] = {}
         ends: list[Event] = []
         n_buckets = 0
-        for group, parameters in reduced_over(chunk.graph.parameters, self.experts, self.groups):
-            buckets = assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap)
+        for group, buckets in buckets_of(chunk, ddp, self.experts, self.groups):
             ranks = self.groups.of[group]
             filled = {
                 op: self._unnumbered(events, group)
@@ -211,6 +219,20 @@ def reduced_over(
         found = [p for p in parameters if (p.name in experts) == wanted]
         if found and len(groups.of[group]) > 1:
             yield group, found
+
+
+def buckets_of(
+    chunk: Chunk, plan: DataParallel, experts: frozenset[str], groups: Groups
+) -> tuple[tuple[str, tuple[Bucket, ...]], ...]:
+    """(group, buckets of what it reduces), found once."""
+    sizes = plan.first_bucket, plan.bucket_cap
+
+    def make() -> tuple[tuple[str, tuple[Bucket, ...]], ...]:
+        found = reduced_over(chunk.graph.parameters, experts, groups)
+        return tuple((group, assign_buckets(parameters, *sizes)) for group, parameters in found)
+
+    reducing = tuple(len(groups.of[name]) > 1 for name in ("dp", "experts"))
+    return chunk.facts.derived(("buckets", *sizes, experts, reducing), make)
 
 
 def _join(into: dict[int, list[Event]], more: Mapping[int, Sequence[Event]], present: set[int]) -> None:

@@ -3,8 +3,9 @@
 GPipe (Huang et al. 2019, arXiv:1811.06965): all forwards, then all backwards. 1F1B (Narayanan et al. 2019, PipeDream-Flush;
 Megatron-LM's default): as many forwards as there are stages behind, then one of each. Interleaved 1F1B (Narayanan et al. 2021,
 arXiv:2104.04473): each rank has several chunks of blocks, its micro-batches go through them in groups of as many as stages.
-Zero bubble (Qi et al. 2024, arXiv:2401.10241, section 2.3, ZB-H1): backward is parted in gradients of inputs, which other
-stages wait for, and gradients of weights, which fill the bubble; as many micro-batches are in flight as with 1F1B.
+Zero bubble (Qi et al. 2024, arXiv:2401.10241, section 2.3): backward is parted in gradients of inputs, which other stages
+wait for, and gradients of weights, which fill the bubble. ZB-H1 has as many micro-batches in flight as 1F1B; ZB-H2 runs
+`stage` forwards fewer than twice the stages less one ahead, and so has no bubble but where stages differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Literal
 
 from perfmodel.errors import InfeasiblePlanError
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2"]
+PARTED = ("zero_bubble", "zero_bubble_h2")  # schedules whose backward is in two parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ def schedule(kind: Schedule, stage: int, n_stages: int, n_micro: int, n_chunks: 
         raise InfeasiblePlanError(
             f"pipeline: interleaved 1F1B with {n_micro} micro-batches, allowed a multiple of its {n_stages} stages"
         )
-    if kind == "zero_bubble":
-        return _zero_bubble(stage, n_stages, n_micro)
+    if kind in PARTED:
+        ahead = n_stages - stage - 1 if kind == "zero_bubble" else 2 * (n_stages - stage - 1)
+        return _zero_bubble(min(ahead, n_micro), min(_lag(kind, stage, n_stages), n_micro), n_micro)
     total = n_micro * n_chunks
     forwards = [Step("forward", *_of(k, n_stages, n_chunks, n_micro)) for k in range(total)]
     backwards = [_mirrored(*_of(k, n_stages, n_chunks, n_micro), n_chunks) for k in range(total)]
@@ -44,17 +47,21 @@ def schedule(kind: Schedule, stage: int, n_stages: int, n_micro: int, n_chunks: 
     return (*steps, *backwards[total - warm_up :])
 
 
-def _zero_bubble(stage: int, n_stages: int, n_micro: int) -> tuple[Step, ...]:
-    """1F1B in which the gradients of weights of a stage lag `stage` micro-batches behind those of its inputs."""
-    warm_up = min(n_stages - stage - 1, n_micro)
+def _lag(kind: Schedule, stage: int, n_stages: int) -> int:
+    """By how many micro-batches the gradients of a stage's weights lag behind those of its inputs."""
+    return stage if kind == "zero_bubble" else 2 * stage
+
+
+def _zero_bubble(warm_up: int, lag: int, n_micro: int) -> tuple[Step, ...]:
+    """`warm_up` forwards, then one of each, the gradients of weights `lag` micro-batches behind those of inputs."""
     steps = [Step("forward", k) for k in range(warm_up)]
     for k in range(n_micro):
         if warm_up + k < n_micro:
             steps.append(Step("forward", warm_up + k))
         steps.append(Step("backward", k))
-        if k >= stage:
-            steps.append(Step("weight", k - stage))
-    return (*steps, *(Step("weight", k) for k in range(max(n_micro - stage, 0), n_micro)))
+        if k >= lag:
+            steps.append(Step("weight", k - lag))
+    return (*steps, *(Step("weight", k) for k in range(n_micro - lag, n_micro)))
 
 
 def _warm_up(kind: Schedule, stage: int, n_stages: int, n_chunks: int, total: int) -> int:

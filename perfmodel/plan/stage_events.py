@@ -43,9 +43,7 @@ class StageWriter:
         seen: set[tuple[str, int]] = set()
         for number, step in enumerate(steps):
             what = (step.kind, step.chunk)
-            run = Pass(kind=step.kind)
-            if step.kind != "forward":
-                run = Pass(kind=step.kind, first=what not in seen, last=last[what] == number)
+            run = Pass(kind=step.kind, first=what not in seen, last=step.kind != "forward" and last[what] == number)
             seen.add(what)
             self._run(step, self.passes.of(self.chunks[step.chunk], run))
         self._shared_gradients()

@@ -1,4 +1,4 @@
-"""Asynchronous tensor parallelism: the same work and the same bytes as with collectives that block, each step beside a product."""
+"""Asynchronous tensor parallelism: the work and the bytes of collectives that block, each step beside a product."""
 
 from functools import cache
 
