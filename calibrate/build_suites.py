@@ -149,11 +149,13 @@ def dlrm(rows: Iterable[Row]) -> Iterator[Cells]:
 
 
 def dlrm_inference(rows: Iterable[Row]) -> Iterator[Cells]:
-    """The example code's latencies on one A100, with and without CUDA graphs."""
+    """The example code's latencies on one A100, with and without CUDA graphs; with AMP it makes the model `half()`."""
     for row in rows:
         if row["source"] == EXAMPLES and row["model"] == "dlrm_small" and row["task"] == "infer":
             mode = "cuda_graph" if note_value(row, "cuda_graphs") == "on" else "eager"
-            yield cells(row, model="models/dlrm_t15_joint.yaml", topology="a100", mode=mode, phase="forward")
+            model = "dlrm_t15_joint" if mode == "cuda_graph" else "dlrm_t15_eager_joint"
+            made = cells(row, model=f"models/{model}.yaml", topology="a100", mode=mode, phase="forward")
+            yield made | ({"precision": "fp16"} if row["precision"] == "amp_fp16" else {})
 
 
 def nvidia_reference(rows: Iterable[Row]) -> Iterator[Cells]:

@@ -82,7 +82,9 @@ class Interaction(Spec):
     concatenation. `dcnv2`: `layers` low-rank cross layers of rank `rank` on the concatenation (Wang et al. 2021,
     arXiv:2008.13535). `pad_to_multiple` widens the result with zeros so that the top MLP's first gemm is aligned.
     `fused`: `dot` runs as one kernel, padding included (NVIDIA DeepLearningExamples, dlrm/cuda_src/dot_based_interact),
-    instead of concatenation, batched gemm, gather and concatenation.
+    instead of concatenation, batched gemm, gather and concatenation. `dense_from_stack`: the fused kernel takes the dense
+    vector as a slice of the stacked ones, as where they came together from an all-to-all (dlrm/model/distributed.py), and
+    backward adds its gradient to theirs.
     """
 
     kind: Literal["dot", "cat", "dcnv2"] = "dot"
@@ -90,11 +92,14 @@ class Interaction(Spec):
     rank: PositiveCount = 512
     pad_to_multiple: PositiveCount = 1
     fused: bool = False
+    dense_from_stack: bool = False
 
     @model_validator(mode="after")
     def _fusable(self) -> Interaction:
         if self.fused and self.kind != "dot":
             raise ValueError(f"fused: found with {self.kind}, allowed with dot")
+        if self.dense_from_stack and not self.fused:
+            raise ValueError("dense_from_stack: found without fused, allowed with it")
         return self
 
 
@@ -108,6 +113,13 @@ class DlrmSpec(TrainedSpec):
     `joint`: groups of tables that one operator looks up over one weight, their rows one after another, as the joint
     embeddings of NVIDIA DeepLearningExamples do (PyTorch/Recommendation/DLRM, dlrm/nn/embeddings.py); `all` is one group.
     Indices are taken to name rows of the joint weight already. A plan places a group whole: group g is the table `joint{g}`.
+
+    `lookup`: `bag`, `nn.EmbeddingBag`; `gather`, one row a feature by a kernel that returns fp32 rows, cast where training
+    computes in another type; `fused_gather`, by one that returns rows in that type at once (both of that repository,
+    dlrm/cuda_src/sparse_gather and gather_gpu_fused.cu; on several GPUs and on one).
+    `mlp`: `torch`, a module a layer; `apex`, `apex.mlp.MLP`, all layers with ReLU in one call (not the last of the top).
+    `weights`: `fp32`; `fp16`, apex's O2: dense parameters and activations in 16 bits without autocast and without scaling of
+    the loss, tables in theirs (the fp32 copies that apex updates beside are left out: 2.4 million parameters).
     """
 
     kind: Literal["dlrm"] = "dlrm"
@@ -120,6 +132,9 @@ class DlrmSpec(TrainedSpec):
         min_length=1, description="a list of tables"
     )
     joint: Literal["all"] | tuple[tuple[str, ...], ...] = ()
+    lookup: Literal["bag", "gather", "fused_gather"] = "bag"
+    mlp: Literal["torch", "apex"] = "torch"
+    weights: Literal["fp32", "fp16"] = "fp32"
     interaction: Annotated[Interaction, BeforeValidator(_interaction)] = Interaction()
     sparse_optimizer: SparseOptimizerField = SparseOptimizer(name="sgd")
 
@@ -163,6 +178,7 @@ class DlrmSpec(TrainedSpec):
             problems += self._dims_for_dot(tables)
         if self.joint and not problems:
             problems += self._joint_problems(tables)
+        problems += self._operator_problems(tables)
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -172,6 +188,22 @@ class DlrmSpec(TrainedSpec):
         if len(dims) == 1:
             return []
         return [f"interaction: dot needs one width for all tables and the last bottom_mlp layer, found {dims}"]
+
+    def _operator_problems(self, tables: tuple[Table, ...]) -> list[str]:
+        """A gather takes one index a feature; apex's MLP has a layer below the output; O2 is mixed precision."""
+        problems = []
+        if self.lookup != "bag":
+            problems += [
+                f"tables.{t.name}: found lookup {self.lookup} with bags, allowed one index a feature (pooling_factor 1, "
+                "not ragged, not weighted)"
+                for t in tables
+                if t.ragged or t.weighted or any(mean != 1.0 for mean in t.pooling_factor)
+            ]
+        if self.mlp == "apex" and len(self.top_mlp) < 2:
+            problems.append(f"mlp: found apex with a top_mlp of {len(self.top_mlp)} layer, allowed 2 or more")
+        if self.weights == "fp16" and self.precision != "amp_fp16":
+            problems.append(f"weights: found fp16 with precision {self.precision}, allowed with amp_fp16")
+        return problems
 
     def _joint_problems(self, tables: tuple[Table, ...]) -> list[str]:
         """Tables of a group have one width, row type and kind of bag; no table is in two groups."""

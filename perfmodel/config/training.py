@@ -40,6 +40,19 @@ class SparseOptimizer(Spec):
     fused: bool = False
 
 
+class Loop(Spec):
+    """What the training loop does round a step.
+
+    `synchronize`: it waits for the device after each step, as loops do that time steps one by one. `capture_optimizer`: False
+    where only forward and backward are captured in a CUDA graph (NVIDIA DeepLearningExamples, DLRM, `CudaGraphWrapper`).
+    `copy_inputs`: inputs are copied on the device, outside the graph, into the tensors that a captured graph reads.
+    """
+
+    synchronize: bool = False
+    capture_optimizer: bool = True
+    copy_inputs: bool = False
+
+
 def named(value: Any) -> Any:
     """Lets `optimizer: adamw` stand for `optimizer: {name: adamw}`."""
     return {"name": value} if isinstance(value, str) else value
@@ -66,3 +79,4 @@ class TrainedSpec(Spec):
     batch_size: PositiveCount = Field(description="the samples per rank and iteration, a whole number")
     precision: Precision = "fp32"
     optimizer: OptimizerField = SGD
+    loop: Loop = Loop()

@@ -21,8 +21,10 @@ from perfmodel.graph import Op, Phase, TensorSpec
 _BOOKKEEPING = ("profiler.",)
 # The host waits for the device: a value or a size that only the device knows (c10 and ATen/native/cuda: each of these
 # ends in a cudaStreamSynchronize). A mask as an index becomes `nonzero`, which is seen by itself.
+SYNCHRONIZE = "perfmodel.synchronize"  # torch.cuda.synchronize, which dispatches nothing
 HOST_SYNCS = frozenset(
     {
+        SYNCHRONIZE,
         "aten._local_scalar_dense",
         "aten.equal",
         "aten.is_nonzero",

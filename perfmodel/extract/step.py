@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from perfmodel.extract import _torch, optimizers
 from perfmodel.extract.devices import OneDevice
 from perfmodel.extract.failures import explained
 from perfmodel.extract.modules import ModulePaths
-from perfmodel.extract.record import Recorder
+from perfmodel.extract.record import SYNCHRONIZE, Recorder
 from perfmodel.extract.rewrites import attention, dropout, norm, rnn, softmax  # noqa: F401 -- each registers its routes
 from perfmodel.extract.rewrites.autocast import Autocast, Casting, autocast
 from perfmodel.extract.rewrites.embedding import fused_embedding_update
@@ -67,16 +68,25 @@ class _Step:
             storages.number(buffer, kind="buffer", born=-1)
 
     def copy_inputs(self) -> None:
-        """Inputs and targets reach the device: one copy each in training on CUDA, else nothing (they are there)."""
+        """Inputs and targets reach the device: one copy each in training on CUDA, else nothing (they are there).
+
+        A loop that replays a graph may copy them once more, on the device, into the tensors that the graph reads.
+        """
         self.recorder.phase = "input"
-        copied = self.target == "cuda" and self.span == "train"
         built = self.built
+        copied = self.target == "cuda" and self.span == "train"
+        again = self.target == "cuda" and built.copies_inputs
         seen: set[int] = set()
-        for tensor in (*tensors_in((built.args, built.kwargs)), *built.targets):
+        for tensor in (*tensors_in((built.args, built.kwargs)), *(built.targets if self.span != "forward" else ())):
             born = len(self.recorder.ops) if copied else -1
             number = self.recorder.storages.number(tensor, kind="input", born=born)
             if copied and number not in seen:
                 self.recorder.emit("perfmodel.host_to_device_copy", outputs=(tensor,))
+            if again and number not in seen:
+                names, kept_out = ("self", "src"), {"uncaptured": True}
+                self.recorder.emit(
+                    "aten.copy_", inputs=(tensor, tensor), names=names, outputs=(tensor,), attrs=kept_out
+                )
             seen.add(number)
 
     def keep_gradients(self) -> None:
@@ -197,6 +207,11 @@ class _Step:
             if self.scale is not None:
                 self.scale.update()
 
+    def synchronize(self) -> None:
+        """The host waits for all that the step has issued, where the loop does so."""
+        if self.built.synchronizes and self.target == "cuda":
+            self.recorder.emit(SYNCHRONIZE)
+
     @contextmanager
     def _gradient_hooks(self) -> Iterator[None]:
         handles = [
@@ -221,6 +236,8 @@ class _Step:
 
     def _ops(self) -> tuple[Op, ...]:
         ops: list[Op] = with_tables(self.recorder.ops, self.table_storages())
+        if not self.built.captures_optimizer:
+            ops = [replace(op, attrs={**op.attrs, "uncaptured": True}) if op.phase == "optimizer" else op for op in ops]
         return tuple(tf32(ops, self.built.precision) if self.target == "cuda" else ops)
 
     def table_storages(self) -> dict[int, TableAccess]:
@@ -305,13 +322,16 @@ def _run(step: _Step) -> None:
         with step.mixed_precision():
             output = step.forward()
             if step.span == "forward":
+                step.synchronize()
                 return
             loss = step.loss(output)
         step.backward(loss)
     if step.span == "forward_backward":
+        step.synchronize()
         step.held = (output, loss)
         return
     with _torch.unchecked_sparse(), _torch.fused_optimizers_on_meta():
         step.make_optimizers()
         step.optimize()
+        step.synchronize()
     step.held = (output, loss)

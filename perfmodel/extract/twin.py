@@ -46,6 +46,12 @@ class Built(Protocol):
     @property
     def realize(self) -> Callable[[int], Any] | None: ...  # noqa: D102
     @property
+    def synchronizes(self) -> bool: ...  # noqa: D102
+    @property
+    def copies_inputs(self) -> bool: ...  # noqa: D102
+    @property
+    def captures_optimizer(self) -> bool: ...  # noqa: D102
+    @property
     def notes(self) -> tuple[str, ...]: ...  # noqa: D102
 
 

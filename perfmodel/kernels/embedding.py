@@ -165,13 +165,19 @@ def embedding(op: Op) -> Calls:
     return (gather_call(op, weight, indices, out.bytes, out.n_elems),)
 
 
-def gather_call(op: Op, weight: TensorSpec, indices: TensorSpec, written_bytes: int, n_elems: int) -> KernelCall:
-    """One kernel that reads a row of `weight` for each index and writes `n_elems` elements of `written_bytes` in order."""
+def gather_call(
+    op: Op, weight: TensorSpec, indices: TensorSpec, written_bytes: int, n_elems: int, stage: int = GATHER
+) -> KernelCall:
+    """One kernel that reads a row of `weight` for each index and writes `n_elems` elements of `written_bytes` in order.
+
+    `stage` GATHER is PyTorch's index_select, whose rate is bound by its index arithmetic; POOL a kernel that moves rows by
+    whole warps, as batched lookups do.
+    """
     n = indices.n_elems
     row_bytes = weight.shape[-1] * weight.itemsize_bytes
     table = _lookups(op, rows=weight.shape[0], n_lookups=n, n_bags=n, row_bytes=row_bytes)
     work = Work(read_bytes=n * row_bytes + indices.bytes, write_bytes=written_bytes)
-    return _call(table, GATHER, work, dtype=weight.dtype, stream_bytes=indices.bytes + written_bytes, elems=n_elems)
+    return _call(table, stage, work, dtype=weight.dtype, stream_bytes=indices.bytes + written_bytes, elems=n_elems)
 
 
 @kernel_rule("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding_bag")

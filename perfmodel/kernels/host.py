@@ -74,7 +74,13 @@ _CLASSES: Mapping[float, tuple[str, ...]] = {
         "aten._embedding_bag_dense_backward",
         "aten._embedding_bag_sparse_backward",
         "aten._coalesce",
-        # Megatron-LM's fused kernels: autograd functions in Python too
+        # NVIDIA's DLRM and Megatron-LM's fused kernels: autograd functions in Python too
+        "perfmodel.gather_rows",
+        "perfmodel.gather_rows_backward",
+        "perfmodel.dot_interaction",
+        "perfmodel.dot_interaction_backward",
+        "perfmodel.mlp",
+        "perfmodel.mlp_backward",
         "perfmodel.bias_gelu",
         "perfmodel.bias_gelu_backward",
         "perfmodel.bias_dropout_add",

@@ -27,7 +27,8 @@ def _call(op: Op, stacked: TensorSpec, n_products: int) -> Calls:
         read_bytes=total_bytes(op.inputs),
         write_bytes=total_bytes(op.outputs),
     )
-    return (KernelCall(family=FAMILY, work=work, dtype=stacked.dtype, pipe=math_pipe(stacked.dtype)),)
+    pipe = math_pipe(stacked.dtype, allow_tf32=bool(op.attrs.get("allow_tf32", False)))
+    return (KernelCall(family=FAMILY, work=work, dtype=stacked.dtype, pipe=pipe),)
 
 
 @kernel_rule("perfmodel.dot_interaction")

@@ -66,6 +66,7 @@ ALLOCATIONS = (
 )
 # Metadata of dense and sparse tensors, and bookkeeping of autograd and autocast.
 METADATA = (
+    "perfmodel.synchronize",
     "aten._coalesced_",
     "aten._indices",
     "aten._nnz",

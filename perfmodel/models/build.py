@@ -36,6 +36,11 @@ def materialize(built: BuiltModel, seed: int = 0) -> BuiltModel:
     return built
 
 
+def on_device(spec: ModelSpec, device: str, seed: int = 0) -> BuiltModel:
+    """The model of a spec with values drawn from `seed`, its tensors on a device such as `cuda:0`."""
+    return _build(spec, device, seed)
+
+
 def _build(spec: ModelSpec, device: str, seed: int) -> BuiltModel:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -48,10 +53,10 @@ def _build(spec: ModelSpec, device: str, seed: int) -> BuiltModel:
         else:
             parts = vision.build_parts(spec, device, seed)
     parts["module"].train()
-    return BuiltModel(
-        name=spec.name,
-        precision=spec.precision,
-        batch_size=spec.batch_size,
-        **dense_arguments(spec.optimizer),
-        **parts,
-    )
+    loop = {
+        "synchronizes": spec.loop.synchronize,
+        "captures_optimizer": spec.loop.capture_optimizer,
+        "copies_inputs": spec.loop.copy_inputs,
+    }
+    whole = {"precision": spec.precision, **loop, **dense_arguments(spec.optimizer), **parts}
+    return BuiltModel(name=spec.name, batch_size=spec.batch_size, **whole)

@@ -31,6 +31,9 @@ class BuiltModel:
         checkpointing: True if blocks are recomputed in backward (the module does so by itself).
         tables: the embedding tables and how they are looked up.
         realize: builds the same model on a device with real values drawn from a seed; None if only this copy exists.
+        synchronizes: the loop waits for the device after each step.
+        copies_inputs: inputs are copied once more, on the device, into tensors that a captured graph reads.
+        captures_optimizer: a CUDA graph of the step holds the optimizer too.
         notes: what was approximated, in words for the report.
     """
 
@@ -49,6 +52,9 @@ class BuiltModel:
     checkpointing: bool = False
     tables: tuple[TableAccess, ...] = ()
     realize: Callable[[int], BuiltModel] | None = None
+    synchronizes: bool = False
+    captures_optimizer: bool = True
+    copies_inputs: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -15,6 +15,7 @@ from perfmodel.config.dlrm import Distribution, DlrmSpec, Interaction, Table
 from perfmodel.errors import ConfigError
 from perfmodel.graph import TableAccess
 from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE
+from perfmodel.models.dlrm_parts import CallMlp, CallTopMlp, GatherTable
 from perfmodel.models.fused import dot_interaction
 from perfmodel.models.indices import draw_indices, draw_lengths, offsets_of, popularity_classes
 
@@ -37,13 +38,18 @@ class Mlp(nn.Sequential):
 class SparseArch(nn.Module):
     """The embedding tables. Features that share a table are looked up in one call, as are those of joint tables."""
 
-    def __init__(self, lookups: Sequence[tuple[str, Sequence[Table]]]) -> None:
+    def __init__(self, lookups: Sequence[tuple[str, Sequence[Table]]], kind: str) -> None:
         super().__init__()
         self.embedding_bags = nn.ModuleDict()
+        self.gathers = kind != "bag"
         tables = [_as_one(name, members) for name, members in lookups]
         for table in tables:
-            dtype = _TABLE_DTYPE[table.precision]
-            bag = nn.EmbeddingBag(table.rows, int(table.dim or 0), mode="sum", sparse=True, dtype=dtype)
+            dtype, dim = _TABLE_DTYPE[table.precision], int(table.dim or 0)
+            bag: nn.Module
+            if self.gathers:
+                bag = GatherTable(table.rows, dim, fused=kind == "fused_gather", dtype=dtype)
+            else:
+                bag = nn.EmbeddingBag(table.rows, dim, mode="sum", sparse=True, dtype=dtype)
             try:
                 self.embedding_bags[str(table.name)] = bag
             except KeyError as error:
@@ -52,10 +58,19 @@ class SparseArch(nn.Module):
         self.joint = [len(members) > 1 for _, members in lookups]
 
     def forward(
-        self, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
+        self,
+        indices: Sequence[Tensor],
+        offsets: Sequence[Tensor | None],
+        weights: Sequence[Tensor | None],
+        dtype: torch.dtype,
     ) -> list[Tensor]:
-        """One (batch, dim) tensor for each feature, tables in order; (batch, features * dim) of a joint table."""
+        """One (batch, dim) tensor for each feature, tables in order; (batch, features * dim) of a joint table.
+
+        A gather gives them in `dtype`, bags in that of the tables.
+        """
         vectors: list[Tensor] = []
+        if self.gathers:
+            return [table(index, dtype) for table, index in zip(self.embedding_bags.values(), indices, strict=True)]
         for bag, n_features, joint, index, offset, weight in zip(
             self.embedding_bags.values(), self.n_features, self.joint, indices, offsets, weights, strict=True
         ):
@@ -89,14 +104,16 @@ class DotInteraction(nn.Module):
 class FusedDotInteraction(nn.Module):
     """As DotInteraction, followed by zeros, in one kernel."""
 
-    def __init__(self, n_padding: int) -> None:
+    def __init__(self, n_padding: int, *, from_stack: bool) -> None:
         super().__init__()
         self.n_padding = n_padding
+        self.from_stack = from_stack
 
     def forward(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """(batch, dim + pairs + padding) from the dense vector and the embedded ones, all (batch, dim)."""
         stacked = torch.cat([dense, *vectors], dim=1).view(dense.shape[0], -1, dense.shape[1])
-        crossed: Tensor = dot_interaction(stacked, self.n_padding)
+        first = stacked[:, 0] if self.from_stack else dense
+        crossed: Tensor = dot_interaction(stacked, first, self.n_padding)
         return crossed
 
 
@@ -131,19 +148,35 @@ class Dlrm(nn.Module):
     def __init__(self, spec: DlrmSpec) -> None:
         super().__init__()
         widths = [int(t.dim or 0) for t in spec.expanded_tables for _ in t.pooling_factor]
-        self.dense_arch = Mlp(spec.dense_features, spec.bottom_mlp, activate_last=True)
-        self.sparse_arch = SparseArch(spec.lookups)
+        apex = spec.mlp == "apex"
+        self.dense_arch: nn.Module = (
+            CallMlp(spec.dense_features, spec.bottom_mlp)
+            if apex
+            else Mlp(spec.dense_features, spec.bottom_mlp, activate_last=True)
+        )
+        self.sparse_arch = SparseArch(spec.lookups, spec.lookup)
         self.inter_arch, n_out = _interaction(spec.interaction, spec.bottom_mlp[-1], widths)
         padded = n_out + -n_out % spec.interaction.pad_to_multiple
         self.n_padding = 0 if spec.interaction.fused else padded - n_out
-        self.over_arch = Mlp(padded, spec.top_mlp, activate_last=False)
+        self.over_arch: nn.Module = (
+            CallTopMlp(padded, spec.top_mlp) if apex else Mlp(padded, spec.top_mlp, activate_last=False)
+        )
+        self.dense_dtype: torch.dtype | None = None
+        if spec.weights == "fp16":
+            self.dense_dtype = torch.float16
+            self.dense_arch.half()
+            self.over_arch.half()
 
     def forward(
-        self, dense: Tensor, indices: Sequence[Tensor], offsets: Sequence[Tensor], weights: Sequence[Tensor | None]
+        self,
+        dense: Tensor,
+        indices: Sequence[Tensor],
+        offsets: Sequence[Tensor | None],
+        weights: Sequence[Tensor | None],
     ) -> Tensor:
         """Runs the bottom MLP, the tables, the interaction and the top MLP."""
-        hidden = self.dense_arch(dense)
-        vectors = [v.to(hidden.dtype) for v in self.sparse_arch(indices, offsets, weights)]
+        hidden = self.dense_arch(dense if self.dense_dtype is None else dense.to(self.dense_dtype))
+        vectors = [v.to(hidden.dtype) for v in self.sparse_arch(indices, offsets, weights, hidden.dtype)]
         crossed = self.inter_arch(hidden, vectors)
         if self.n_padding:
             crossed = fn.pad(crossed, (0, self.n_padding))
@@ -161,7 +194,7 @@ def _interaction(spec: Interaction, dense_width: int, widths: Sequence[int]) -> 
     n_vectors = 1 + len(widths)
     n_out = dense_width + n_vectors * (n_vectors - 1) // 2
     if spec.fused:
-        return FusedDotInteraction(-n_out % spec.pad_to_multiple), n_out
+        return FusedDotInteraction(-n_out % spec.pad_to_multiple, from_stack=spec.dense_from_stack), n_out
     return DotInteraction(n_vectors), n_out
 
 
@@ -178,7 +211,8 @@ def build_parts(spec: DlrmSpec, device: str, seed: int) -> dict[str, Any]:
         "args": args,
         "loss": click_loss(target),
         "targets": (target,),
-        "tables": tuple(_access(_as_one(name, members)) for name, members in spec.lookups),
+        "tables": tuple(_access(_as_one(name, members), module) for name, members in spec.lookups),
+        "precision": "fp16" if spec.weights == "fp16" else spec.precision,
         "sparse_optimizer": spec.sparse_optimizer.name,
         "sparse_optimizer_kwargs": {"fused": spec.sparse_optimizer.fused},
     }
@@ -190,6 +224,11 @@ def draw_batch(spec: DlrmSpec, device: str, seed: int) -> tuple[tuple[Any, ...],
     dense = torch.empty(spec.batch_size, spec.dense_features, dtype=dtype, device=device)
     target = torch.empty(spec.batch_size, spec.top_mlp[-1], dtype=dtype, device=device)
     lookups = [_lookup(members, spec.batch_size, device, rng) for _, members in spec.lookups]
+    if spec.lookup != "bag":
+        lookups = [
+            _rows_of_samples(lookup, spec.batch_size, members)
+            for lookup, (_, members) in zip(lookups, spec.lookups, strict=True)
+        ]
     if device != "meta":
         dense.copy_(torch.from_numpy(rng.random(dense.shape)))
         target.copy_(torch.from_numpy(rng.integers(0, 2, target.shape)))
@@ -220,9 +259,18 @@ def _as_one(name: str, members: Sequence[Table]) -> Table:
     return members[0].model_copy(update=update)
 
 
+def _rows_of_samples(
+    lookup: tuple[Tensor, Tensor | None, Tensor | None], batch_size: int, members: Sequence[Table]
+) -> tuple[Tensor, None, None]:
+    """Indices (batch, features) of a lookup with one index a feature; no offsets."""
+    indices = lookup[0]
+    joint = len(members) > 1
+    return indices.view(batch_size, -1) if joint else indices.view(-1, batch_size).T.contiguous(), None, None
+
+
 def _lookup(
     members: Sequence[Table], batch_size: int, device: str, rng: np.random.Generator
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Indices, offsets and weights of one lookup.
 
     The features that share a table lie one after another; those of joint tables side by side, sample after sample.
@@ -263,15 +311,16 @@ def _by_sample(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return rows[order], lengths.T.flatten()
 
 
-def _access(table: Table) -> TableAccess:
+def _access(table: Table, module: nn.Module) -> TableAccess:
     distribution = table.distribution or Distribution()
+    parameter = f"sparse_arch.embedding_bags.{table.name}.weight"
     return TableAccess(
-        parameter=f"sparse_arch.embedding_bags.{table.name}.weight",
+        parameter=parameter,
         rows=table.rows,
         dim=int(table.dim or 0),
         pooling_factor=sum(table.pooling_factor),
         zipf_exponent=distribution.zipf,
         histogram=distribution.histogram,
         weighted=table.weighted,
-        itemsize_bytes=_TABLE_DTYPE[table.precision].itemsize,
+        itemsize_bytes=module.get_parameter(parameter).element_size(),
     )

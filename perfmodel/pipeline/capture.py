@@ -33,12 +33,17 @@ class Capture:
 def captured(
     events: Sequence[Event], n_kernels: NDArray[np.int64], syncs: BoolArray, input_copies: BoolArray
 ) -> Capture:
-    """Stretches between host syncs; input copies (new addresses every step) and what syncs stay eager.
+    """Stretches between host syncs.
+
+    Input copies (new addresses every step), what syncs, and an optimizer that the loop keeps out stay eager.
 
     Raises:
         ConfigError: every kernel lies at a host sync, so that nothing can be captured.
     """
-    member = ~(syncs | input_copies)
+    kept_out = np.array(
+        [event.op is not None and bool(event.op.attrs.get("uncaptured")) for event in events], dtype=bool
+    )
+    member = ~(syncs | input_copies | kept_out)
     opens = member & ~np.concatenate([[False], member[:-1]])
     stretch = np.cumsum(opens) - 1
     nodes = np.bincount(stretch[member], weights=n_kernels[member], minlength=int(opens.sum()))

@@ -10,6 +10,8 @@ from perfmodel.graph import Op
 _PRODUCTS = frozenset(
     f"aten.{name}" for name in ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "mv", "addmv", "_cudnn_rnn")
 )
+# NVIDIA's DLRM: an MLP in one call, and an interaction with a kernel for TF32 (dot_based_interact_ampere).
+_PRODUCTS |= {f"perfmodel.{name}{way}" for name in ("mlp", "dot_interaction") for way in ("", "_backward")}
 _CONVOLUTIONS = frozenset(f"aten.{name}" for name in ("convolution", "convolution_backward", "cudnn_convolution"))
 
 
