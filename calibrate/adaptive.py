@@ -1,7 +1,8 @@
 """More cases where the law fits worst: what a second, smaller plan of a family measures.
 
-Candidates are fresh draws of the family's generators. Each is expected to err as the held-out cases do that are most like it
-(same operator; sizes compared by logarithms). The worst are taken one by one; whoever resembles one already taken counts
+Candidates are fresh draws of the family's generators that belong to the cases to be fitted: what is held out stays a fair
+draw of the first plan. Each is expected to err as the measured cases do that are most like it (same operator; sizes compared
+by logarithms) under a fit that has not seen them. The worst are taken one by one; whoever resembles one already taken counts
 less, so that a bad corner is covered and not hit again and again.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from calibrate.cases import PLANS, Case, draw_cases, tensor_args
 from calibrate.cases.case import TensorArg, case_from_json
+from calibrate.fit_cpu import is_heldout
 from calibrate.session import replace_file
 from perfmodel.kernels.correction import Floats
 
@@ -38,18 +40,19 @@ def chosen(out: Path, family: str) -> list[Case]:
 
 
 def choose(family: str, errors: Mapping[str, float], n_cases: int) -> list[Case]:
-    """`n_cases` candidates of the family; `errors` are |log(predicted / measured)| of held-out cases by their text."""
+    """`n_cases` candidates of the family; `errors` are |log(predicted / measured)| of measured cases by their text."""
     known = [(case_from_json(text), error) for text, error in errors.items()]
     pool: dict[str, Case] = {}
     for stage in CANDIDATE_STAGES:
-        pool |= {case.key: case for case in draw_cases(family, stage=stage) if case.to_json() not in errors}
+        drawn = ((case, case.to_json()) for case in draw_cases(family, stage=stage))
+        pool |= {case.key: case for case, text in drawn if text not in errors and not is_heldout(text)}
     candidates = list(pool.values())
     score = np.array([expected_error(case, known) for case in candidates])
     return [candidates[index] for index in spread(candidates, score, min(n_cases, len(candidates)))]
 
 
 def expected_error(case: Case, known: Sequence[tuple[Case, float]]) -> float:
-    """Mean error of the most similar held-out cases of the same operator; 0 if there is none."""
+    """Mean error of the most similar measured cases of the same operator; 0 if there is none."""
     alike = [(distance(case, other), error) for other, error in known if other.op == case.op]
     if not alike:
         return 0.0
@@ -89,7 +92,7 @@ def _octaves(a: TensorArg, b: TensorArg) -> float:
 def extend(out: Path, family: str, errors: Mapping[str, float]) -> int:
     """Chooses once and writes the choice whole; returns how many cases it has. A second call changes nothing.
 
-    A family without a held-out case is not extended: its file is empty.
+    A family without a fit is not extended: its file is empty.
     """
     path = path_of(out, family)
     if not path.exists():

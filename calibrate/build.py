@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +18,13 @@ from perfmodel.graph import Op
 
 MAX_COPIES = 256
 INDEX_COPIES = 4  # a training run looks up other rows at every step
-_FILLS: Mapping[str, Callable[[Tensor], Tensor]] = {
+POOL_ELEMS = 1 << 20  # of random numbers: drawing all of a large tensor took half of a calibration
+_DRAWS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda t: t.normal_(),
     "positive": lambda t: t.uniform_(0.5, 1.5),
     "unit": lambda t: t.uniform_(0.01, 0.99),
+}
+_FILLS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": lambda t: t.fill_(1),
     "zeros": lambda t: t.zero_(),
     "sums": lambda t: t.fill_(6.0),
@@ -129,8 +133,24 @@ def tensor(arg: TensorArg, device: str) -> Tensor:
         return _integers(arg, device)
     order = arg.order or tuple(range(len(arg.shape)))
     stored = torch.empty([arg.shape[dim] for dim in order], dtype=getattr(torch, arg.dtype), device=device)
-    _FILLS[arg.fill](stored)
+    if arg.fill in _DRAWS:
+        _repeat(arg.fill, stored)
+    else:
+        _FILLS[arg.fill](stored)
     return stored.permute([order.index(dim) for dim in range(len(order))]) if arg.order else stored
+
+
+def _repeat(fill: str, target: Tensor) -> None:
+    """Fills a tensor with the same POOL_ELEMS random numbers over and over: no operator's time tells them from others."""
+    flat, pool = target.view(-1), _pool(fill, target.dtype, target.device.type)
+    for start in range(0, flat.numel(), POOL_ELEMS):
+        part = flat[start : start + POOL_ELEMS]
+        part.copy_(pool[: part.numel()])
+
+
+@functools.cache
+def _pool(fill: str, dtype: torch.dtype, device: str) -> Tensor:
+    return _DRAWS[fill](torch.empty(POOL_ELEMS, dtype=dtype, device=device))
 
 
 def _integers(arg: TensorArg, device: str) -> Tensor:

@@ -10,11 +10,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from calibrate.fit_smooth import fit_correction
 from calibrate.fitting import (
     Bound,
     Rows,
@@ -22,7 +23,6 @@ from calibrate.fitting import (
     as_segment,
     assemble,
     fit_law,
-    fit_trees,
     predict_s,
     with_heldout,
 )
@@ -34,7 +34,7 @@ from perfmodel.db.device import Device, Fit
 from perfmodel.db.fits import write_fit
 from perfmodel.db.loading import db_root, load_device
 from perfmodel.graph import Op
-from perfmodel.kernels.correction import MAX_LOG_CORRECTION, Floats, evaluate_trees
+from perfmodel.kernels.correction import MAX_LOG_CORRECTION, Floats
 from perfmodel.kernels.cpu_features import cpu_call, op_key, table_lookups
 from perfmodel.kernels.cpu_law import LAW, law
 from perfmodel.kernels.cpu_memory import cold, warm
@@ -42,9 +42,12 @@ from perfmodel.kernels.registry import KernelCall
 
 HELDOUT_PARTS = 5  # one case in five is held out, by the hash of its text
 MIN_ROWS = 8
-MIN_TREE_ROWS = 16
-LEAF_ROWS = 4  # plans have tens of cases an operator, each the best of several rounds
-TREE_COUNTS = (15, 40, 100, 250)
+# By how much (log) a law's parameter may differ from its usual value without the rows saying so loudly.
+SPREAD: Mapping[str, float] = {
+    "fixed_s": 1.0, "fork_s": 1.5, "work_per_s": 1.5, "shared_bytes_per_s": 0.5, "memory_bytes_per_s": 0.4, "sharp": 0.6,
+    "row_s": 2.0, "far_s": 1.0, "flush_s": 0.7, "tail_s": 1.5, "narrow_s": 1.0, "lane": 1.0, "grain": 1.5, "edge": 0.5,
+    "half_m": 1.2, "half_n": 1.2, "half_k": 1.2, "pack_bytes_per_s": 2.0,
+}  # fmt: skip
 # A page that a process touches first costs a fault and its zeros: `fill_` of new maps of 1 to 100 MiB takes 1 s per 3.4-3.9
 # GB longer than of old ones, and unmapping costs again (2 threads, measured 2026-11-29).
 FRESH_BYTES_PER_S = 3.6e9
@@ -95,11 +98,14 @@ def _row(row: Mapping[str, str], device: Device) -> MeasuredRow:
     lookups = table_lookups(op, {})
     far = row["state"] == "cold"
     reach = cold(op) if far else warm(op)
+    call = cpu_call(op, reach, lookups, float(device.l2_bytes))
+    if far and json.loads(row["case"])["family"] == "embedding":
+        call = replace(call, features={**call.features, "flushed": 1.0})
     return MeasuredRow(
         key=op_key(op),
         case=row["case"],
         op=op,
-        call=cpu_call(op, reach, lookups, float(device.l2_bytes)),
+        call=call,
         state=row["state"],
         time_s=float(row["time_s"]),
         heldout=is_heldout(row["case"]),
@@ -121,13 +127,24 @@ def bounds_of(rows: Rows, family: str) -> dict[str, Bound]:
         "fixed_s": Bound(start=least * 0.7, low=2e-7, high=least * 1.2 + 1e-6),
         "fork_s": Bound(start=1e-6, low=1e-8, high=2e-5),
         "work_per_s": Bound(start=rate * 0.7, low=rate * 0.02, high=rate * 6),
-        "shared_bytes_per_s": Bound(start=80e9, low=8e9, high=400e9),
-        "memory_bytes_per_s": Bound(start=30e9, low=2e9, high=60e9),
+        "shared_bytes_per_s": Bound(start=70e9, low=8e9, high=300e9),
+        "memory_bytes_per_s": Bound(start=26e9, low=2e9, high=60e9),
         "sharp": Bound(start=2.0, low=1.0, high=8.0),
         "row_s": Bound(start=1e-9, low=1e-11, high=1e-6),
     }
-    if max(call.features.get("far_rows", 0.0) for call in rows.calls) > 0:
-        found["far_s"] = Bound(start=2e-8, low=1e-10, high=5e-7)
+    for feature, name, bound in (
+        ("far_rows", "far_s", Bound(start=2e-8, low=1e-10, high=5e-7)),
+        ("tails", "tail_s", Bound(start=2e-9, low=1e-11, high=1e-7)),
+        ("flushed", "flush_s", Bound(start=4e-5, low=1e-6, high=2e-4)),
+        ("narrow", "narrow_s", Bound(start=1e-9, low=1e-12, high=2e-8)),
+    ):
+        if max(call.features.get(feature, 0.0) for call in rows.calls) > 0:
+            found[name] = bound
+    if max(call.features.get("lanes_n", 0.0) for call in rows.calls) > 1:
+        found["lane"] = Bound(start=0.3, low=0.01, high=1.5)
+    if family == "embedding":
+        # A lookup's own cost: a sum, a comparison, a place in a sort.
+        found["row_s"] = Bound(start=2e-8, low=1e-11, high=1e-6)
     if family in PRODUCTS:
         found |= {"grain": Bound(start=1e6, low=1e3, high=1e9), "edge": Bound(start=1.0, low=0.5, high=4.0)}
         found |= {f"half_{name}": Bound(start=4.0, low=0.05, high=400.0) for name in ("m", "n", "k")}
@@ -137,9 +154,9 @@ def bounds_of(rows: Rows, family: str) -> dict[str, Bound]:
     return found
 
 
-def fit_family(rows: Sequence[MeasuredRow], family: str, device: Device) -> dict[str, SegmentFit]:
+def fit_family(rows: Sequence[MeasuredRow], family: str, device: Device) -> dict[str, OperatorFit]:
     """A segment for every operator with enough rows."""
-    found: dict[str, SegmentFit] = {}
+    found: dict[str, OperatorFit] = {}
     for key in sorted({row.key for row in rows}):
         mine = _packed([row for row in rows if row.key == key])
         if len(mine) >= MIN_ROWS and mine.heldout.any() and not mine.heldout.all():
@@ -147,7 +164,7 @@ def fit_family(rows: Sequence[MeasuredRow], family: str, device: Device) -> dict
     return found
 
 
-def fit_operator(rows: Rows, family: str, device: Device) -> SegmentFit:
+def fit_operator(rows: Rows, family: str, device: Device) -> OperatorFit:
     """Law and correction of one operator on the rows that are not held out, scored on those that are."""
     train = rows.where(~rows.heldout)
     fixed, bounds = {"fresh_bytes_per_s": FRESH_BYTES_PER_S}, bounds_of(train, family)
@@ -155,45 +172,31 @@ def fit_operator(rows: Rows, family: str, device: Device) -> SegmentFit:
         # Nothing measured tells what a row costs.
         del bounds["row_s"]
         fixed["row_s"] = ROW_S
-    parameters = fit_law(train, device, law, bounds, fixed)
+    parameters = fit_law(train, device, law, bounds, fixed, SPREAD)
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range={}, heldout={}, n_rows=len(train))
     result = law(as_segment("", bare), train.calls, device)
     target = np.clip(np.log(train.measured_s / result.time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
-    n_trees = best_trees(result.features, target)
-    arrays = (
-        fit_trees(result.features, target, np.ones(len(train)), n_trees=n_trees, leaf_rows=LEAF_ROWS) if n_trees else {}
-    )
+    chosen = fit_correction(result.features, target)
     ranges = {name: (float(values.min()), float(values.max())) for name, values in result.ranged.items()}
-    fitted = SegmentFit(parameters=parameters, arrays=arrays, fit_range=ranges, heldout={}, n_rows=len(train))
-    return with_heldout(fitted, rows.where(rows.heldout), device, law)
+    fitted = SegmentFit(parameters=parameters, arrays=chosen.arrays, fit_range=ranges, heldout={}, n_rows=len(train))
+    found = with_heldout(fitted, rows.where(rows.heldout), device, law)
+    return OperatorFit(fit=found, left_out=chosen.left_out)
 
 
-def best_trees(features: Floats, target: Floats) -> int:
-    """How many trees leave the least median error on rows that they did not see (five folds of the fitted rows).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFit:
+    """A segment, and how far (log) it misses each fitted row when its correction has not seen the row."""
 
-    Few rows teach trees their noise; the law alone is the first choice.
-    """
-    if len(target) < MIN_TREE_ROWS:
-        return 0
-    fold = np.arange(len(target)) % HELDOUT_PARTS
-    left = {0: np.abs(target)}
-    for n_trees in TREE_COUNTS:
-        error = np.zeros(len(target))
-        for part in range(HELDOUT_PARTS):
-            seen = fold != part
-            arrays = fit_trees(
-                features[seen], target[seen], np.ones(int(seen.sum())), n_trees=n_trees, leaf_rows=LEAF_ROWS
-            )
-            error[~seen] = np.abs(target[~seen] - evaluate_trees(arrays, features[~seen]))
-        left[n_trees] = error
-    return min(left, key=lambda count: float(np.median(left[count]) + np.quantile(left[count], 0.9) / 4))
+    fit: SegmentFit
+    left_out: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyReport:
     """A family's fit and how it does on the rows that were held out: per operator (rows fitted, errors).
 
-    `cases` are the texts of the held-out cases, in the order of the times.
+    `cases` are the texts of the held-out cases, in the order of the times; `left_out` maps those of the fitted cases to the
+    error (log) that the fit makes without them.
     """
 
     family: str
@@ -203,6 +206,7 @@ class FamilyReport:
     predicted_s: Floats
     by_operator: Mapping[str, tuple[int, Floats]]
     cases: tuple[str, ...]
+    left_out: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> Floats:
@@ -232,14 +236,13 @@ def provenance(table: Path, device: Device) -> dict[str, str]:
 def fit_table(table: Path, device: Device) -> FamilyReport | None:
     """The fit of one table with its held-out errors; None if no operator has enough rows."""
     rows = read_table(table, device)
-    fits = fit_family(rows, table.stem, device)
-    if not fits:
+    found = fit_family(rows, table.stem, device)
+    if not found:
         return None
-    held = [row for row in rows if row.heldout and row.key in fits]
-    predicted = {
-        key: predict_s(fit, _packed([row for row in held if row.key == key]), device, law) for key, fit in fits.items()
-    }
-    measured = {key: np.array([row.time_s for row in held if row.key == key]) for key in fits}
+    fits = {key: item.fit for key, item in found.items()}
+    held = {key: [row for row in rows if row.heldout and row.key == key] for key in fits}
+    predicted = {key: predict_s(fit, _packed(held[key]), device, law) for key, fit in fits.items()}
+    measured = {key: np.array([row.time_s for row in held[key]]) for key in fits}
     fits = with_step_costs(fits, table)
     return FamilyReport(
         family=table.stem,
@@ -247,9 +250,18 @@ def fit_table(table: Path, device: Device) -> FamilyReport | None:
         n_rows=sum(fit.n_rows for fit in fits.values()),
         measured_s=np.concatenate(list(measured.values())),
         predicted_s=np.concatenate(list(predicted.values())),
-        cases=tuple(row.case for key in fits for row in held if row.key == key),
+        cases=tuple(row.case for members in held.values() for row in members),
         by_operator={key: (fit.n_rows, np.abs(predicted[key] / measured[key] - 1.0)) for key, fit in fits.items()},
+        left_out=_left_out(rows, found),
     )
+
+
+def _left_out(rows: Sequence[MeasuredRow], fits: Mapping[str, OperatorFit]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, item in fits.items():
+        fitted = [row.case for row in rows if row.key == key and not row.heldout]
+        found |= dict(zip(fitted, np.abs(item.left_out).tolist(), strict=True))
+    return found
 
 
 def with_step_costs(fits: Mapping[str, SegmentFit], table: Path) -> dict[str, SegmentFit]:

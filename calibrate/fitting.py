@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from calibrate.fit_ranges import HIGH_QUANTILE, LOW_QUANTILE, range_parameters
 from perfmodel.db.device import Device, Fit
 from perfmodel.estimate import Source
 from perfmodel.kernels.correction import LEAF, MAX_LOG_CORRECTION, Floats, Law, Segment, corrected_s
@@ -28,7 +29,6 @@ from perfmodel.validate.score_kernels import measurement_floor_s
 SEED = 20261129
 LAW_ROWS = 2500  # rows that fit the dozen law parameters; more change them by less than their own spread
 ROBUST_SCALE = 0.08  # log residuals beyond 8 % count linearly: a law of one formula cannot follow every library choice
-LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9
 # NVIDIA and aiconfigurator sweep up to 30,000 shapes per device: small leaves pay; see docs/accuracy.md for the choice.
 TREES = {"max_leaf_nodes": 31, "learning_rate": 0.12, "min_samples_leaf": 10, "l2_regularization": 1.0}
 MANY_TREES, SOME_TREES = 400, 250  # about 100 and 62 KB in a file
@@ -99,9 +99,18 @@ def predict_s(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> Floats:
 
 
 def fit_law(
-    rows: Rows, device: Device, law: Law, bounds: Mapping[str, Bound], fixed: Mapping[str, float]
+    rows: Rows,
+    device: Device,
+    law: Law,
+    bounds: Mapping[str, Bound],
+    fixed: Mapping[str, float],
+    spread: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Law parameters by robust least squares on log(predicted / measured); `fixed` ones are kept as given."""
+    """Law parameters by robust least squares on log(predicted / measured); `fixed` ones are kept as given.
+
+    `spread` says by how much (log) each parameter is expected to differ from where its search starts: few rows then leave
+    what they say nothing about where it was. A parameter off by its spread costs as much as a row off by ROBUST_SCALE.
+    """
     generator = np.random.default_rng(SEED)
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[generator.permutation(len(rows))[:LAW_ROWS]] = True
@@ -115,8 +124,10 @@ def fit_law(
         parameters = unpack(vector)
         result = law(bare_segment(parameters), sample.calls, device)
         floor_s = measurement_floor_s(parameters, sample.place)
-        return np.log((result.time_s + floor_s) / sample.measured_s)
+        found = np.log((result.time_s + floor_s) / sample.measured_s)
+        return found if spread is None else np.concatenate([found, ROBUST_SCALE * (vector - start) / wide])
 
+    wide = np.array([(spread or {}).get(name, 1.0) for name in names])
     low, high, start = (np.log([getattr(b, side) for b in bounds.values()]) for side in ("low", "high", "start"))
     found = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=ROBUST_SCALE, max_nfev=40)
     return unpack(found.x)
@@ -137,9 +148,17 @@ def bare_segment(parameters: Mapping[str, float]) -> Segment:
 
 
 def fit_segment(
-    rows: Rows, device: Device, law: Law, bounds: Mapping[str, Bound], fixed: Mapping[str, float]
+    rows: Rows,
+    device: Device,
+    law: Law,
+    bounds: Mapping[str, Bound],
+    fixed: Mapping[str, float],
+    trees: Mapping[str, float | str] | None = None,
 ) -> SegmentFit:
-    """Fits law and correction on the rows that are not held out, and scores both on those that are."""
+    """Fits law and correction on the rows that are not held out, and scores both on those that are.
+
+    `trees` replaces options of the correction's trees (TREES).
+    """
     train = rows.where(~rows.heldout)
     parameters = fit_law(train, device, law, bounds, fixed)
     parameters |= {"compute_capability": 0.0 if device.kind == "cpu" else float(device.compute_capability or 0)}
@@ -147,7 +166,7 @@ def fit_segment(
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range=fit_range, heldout={}, n_rows=len(train))
     # The law reads the range as well (a product outside it may be turned round): features come from the final segment.
     result = law(as_segment("", bare), train.calls, device)
-    arrays = fit_trees(result.features, *_targets(result.time_s, train, parameters))
+    arrays = fit_trees(result.features, *_targets(result.time_s, train, parameters), options=trees)
     fitted = SegmentFit(parameters=parameters, arrays=arrays, fit_range=fit_range, heldout={}, n_rows=len(train))
     return with_heldout(fitted, rows.where(rows.heldout), device, law)
 
@@ -175,6 +194,10 @@ def with_heldout(fit: SegmentFit, rows: Rows, device: Device, law: Law) -> Segme
     ratio = rows.measured_s / predicted
     low, high = np.quantile(ratio, [LOW_QUANTILE, HIGH_QUANTILE])
     parameters = {**fit.parameters, "low_frac": float(min(low, 1.0)), "high_frac": float(max(high, 1.0))}
+    if device.kind != "cpu":
+        floor_s = measurement_floor_s(fit.parameters, rows.place)
+        device_s = np.maximum(rows.measured_s - floor_s, 0.0)
+        parameters |= range_parameters(predicted - floor_s, device_s, 1.0 - floor_s / predicted)
     return SegmentFit(
         parameters=parameters,
         arrays=fit.arrays,
@@ -197,16 +220,22 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
 
 
 def fit_trees(
-    features: Floats, target: Floats, weight: Floats, *, n_trees: int | None = None, leaf_rows: int | None = None
+    features: Floats,
+    target: Floats,
+    weight: Floats,
+    *,
+    n_trees: int | None = None,
+    leaf_rows: int | None = None,
+    options: Mapping[str, float | str] | None = None,
 ) -> dict[str, NDArray[np.generic]]:
     """Boosted regression trees as the arrays that `evaluate_trees` reads.
 
-    How many follows from the rows unless given; `leaf_rows` replaces the fewest rows of a leaf.
+    How many follows from the rows unless given; `leaf_rows` replaces the fewest rows of a leaf, `options` any of TREES.
     """
     if n_trees is None:
         n_trees = MANY_TREES if len(target) >= MANY_ROWS else SOME_TREES
-    options = TREES if leaf_rows is None else {**TREES, "min_samples_leaf": leaf_rows}
-    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **options)
+    chosen = {**TREES, **({} if leaf_rows is None else {"min_samples_leaf": leaf_rows}), **(options or {})}
+    model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **chosen)
     model.fit(features, target, sample_weight=weight)
     # scikit-learn has no public access to the nodes of its trees.
     trees = [_tree_arrays(stage[0].nodes) for stage in model._predictors]

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from calibrate import adaptive, host
+from calibrate import adaptive, host, host_cuda
 from calibrate.fit_cpu import FamilyReport, fit_table
 from calibrate.fit_cuda import fit_tables
 from calibrate.kernels import Progress, Settings, check_families, device_title, facts, tables
@@ -53,6 +51,9 @@ def measure(settings: Settings, progress: Progress) -> bool:
     started = time.monotonic()
     if not measure_kernels(settings, progress):
         return False
+    if settings.device.kind == "cuda" and not (settings.out / host_cuda.FILE).exists():
+        figures = host_cuda.measure(host_cuda.CudaHost())
+        host_cuda.write(settings.out, figures, facts(settings, host_cuda.STATISTIC))
     if settings.device.kind == "cpu" and not (settings.out / host.TABLE).exists():
         host.write(settings.out, host.measure(settings.families))
         write_provenance(settings.out / host.TABLE, facts(settings, host.STATISTIC))
@@ -67,12 +68,11 @@ def measure(settings: Settings, progress: Progress) -> bool:
 
 
 def worst(settings: Settings) -> dict[str, dict[str, float]]:
-    """|log(predicted / measured)| of the held-out cases of each family, by their text, under a fit to what there is."""
-    found: dict[str, dict[str, float]] = {}
-    for report in _reports(settings):
-        errors = np.abs(np.log(report.predicted_s / report.measured_s)).tolist()
-        found[report.family] = dict(zip(report.cases, errors, strict=True))
-    return found
+    """|log(predicted / measured)| of the fitted cases of each family, by their text, each under a fit that has not seen it.
+
+    Held-out cases have no say in what is measured next: they would be no test of it.
+    """
+    return {report.family: dict(report.left_out) for report in _reports(settings)}
 
 
 def _reports(settings: Settings) -> list[FamilyReport]:

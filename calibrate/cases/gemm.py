@@ -78,4 +78,4 @@ def bmm(draw: Sizes) -> Case:
     return Case(family="gemm", op="aten.bmm", args=sides, state=draw.pick(["warm", "cold"]))
 
 
-GENERATORS: dict[str, tuple[Generator, int]] = {"mm": (mm, 300), "addmm": (addmm, 130), "bmm": (bmm, 120)}
+GENERATORS: dict[str, tuple[Generator, int]] = {"mm": (mm, 520), "addmm": (addmm, 230), "bmm": (bmm, 300)}

@@ -8,6 +8,7 @@ from calibrate.cases.case import Case, Generator, Sizes, TensorArg
 
 MAX_TABLE_BYTES = 200e6
 MAX_CONV_FLOPS = 5e9
+LARGEST_IMAGE_ELEMS = 4e6
 
 
 def _table(draw: Sizes) -> tuple[int, int, int, int, float]:
@@ -135,6 +136,35 @@ def convolution_backward(draw: Sizes) -> Case:
     return Case(family="conv", op="aten.convolution_backward", args=args, state=draw.pick(["warm", "warm", "cold"]))
 
 
+def _depthwise_sizes(draw: Sizes) -> tuple[TensorArg, TensorArg, int, int, tuple[int, ...]]:
+    """One filter a channel."""
+    batch, side, channels = draw.log(1, 64), draw.pick([7, 14, 28, 56, 112]), draw.log(16, 960, step=8)
+    if batch * channels * side * side > LARGEST_IMAGE_ELEMS:
+        batch = 1
+    taps, stride = draw.pick([3, 3, 5]), draw.pick([1, 1, 2])
+    out = (side + 2 * (taps // 2) - taps) // stride + 1
+    order = (0, 2, 3, 1) if draw.chance(0.25) else ()
+    image = TensorArg(shape=(batch, channels, side, side), order=order)
+    weight = TensorArg(shape=(channels, 1, taps, taps))
+    return image, weight, stride, taps // 2, (batch, channels, out, out)
+
+
+def depthwise(draw: Sizes) -> Case:
+    """Forward of a convolution with as many groups as channels."""
+    image, weight, stride, padding, _ = _depthwise_sizes(draw)
+    args = (image, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], weight.shape[0])
+    return Case(family="conv", op="aten.convolution", args=args, state=draw.pick(["warm", "cold"]))
+
+
+def depthwise_backward(draw: Sizes) -> Case:
+    """Gradients of its input and its weight."""
+    image, weight, stride, padding, out = _depthwise_sizes(draw)
+    grad = TensorArg(shape=out, order=image.order)
+    mask = [True, True, False]
+    args = (grad, image, weight, [0], [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], weight.shape[0], mask)
+    return Case(family="conv", op="aten.convolution_backward", args=args, state=draw.pick(["warm", "cold"]))
+
+
 def _heads(draw: Sizes) -> tuple[TensorArg, bool]:
     while True:
         batch, heads = draw.log(1, 32), draw.pick([1, 2, 4, 8, 12])
@@ -163,20 +193,22 @@ def attention_backward(draw: Sizes) -> Case:
 
 
 EMBEDDING: dict[str, tuple[Generator, int]] = {
-    "embedding_bag": (embedding_bag, 90),
-    "embedding": (embedding, 24),
-    "embedding_dense_backward": (embedding_dense_backward, 40),
-    "embedding_bag_sparse_backward": (partial(embedding_bag_backward, True), 60),
-    "embedding_bag_dense_backward": (partial(embedding_bag_backward, False), 24),
-    "sparse_add": (sparse_add, 80),
-    "coalesce": (coalesce, 50),
-    "sparse_mask": (sparse_mask, 50),
+    "embedding_bag": (embedding_bag, 120),
+    "embedding": (embedding, 50),
+    "embedding_dense_backward": (embedding_dense_backward, 90),
+    "embedding_bag_sparse_backward": (partial(embedding_bag_backward, True), 90),
+    "embedding_bag_dense_backward": (partial(embedding_bag_backward, False), 90),
+    "sparse_add": (sparse_add, 100),
+    "coalesce": (coalesce, 60),
+    "sparse_mask": (sparse_mask, 80),
 }
 CONV: dict[str, tuple[Generator, int]] = {
-    "convolution": (convolution, 120),
-    "convolution_backward": (convolution_backward, 120),
+    "convolution": (convolution, 230),
+    "convolution_backward": (convolution_backward, 260),
+    "depthwise": (depthwise, 30),
+    "depthwise_backward": (depthwise_backward, 30),
 }
 ATTENTION: dict[str, tuple[Generator, int]] = {
-    "attention": (attention, 80),
-    "attention_backward": (attention_backward, 80),
+    "attention": (attention, 150),
+    "attention_backward": (attention_backward, 180),
 }

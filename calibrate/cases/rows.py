@@ -234,34 +234,34 @@ def group_norm_backward(draw: Sizes) -> Case:
 
 
 REDUCTION: dict[str, tuple[Generator, int]] = {
-    "column_sum": (column_sum, 70),
-    "row_mean": (partial(row_mean, "aten.mean"), 20),
-    "row_sum": (partial(row_mean, "aten.sum"), 20),
-    "sum": (partial(full, "aten.sum"), 10),
-    "mean": (partial(full, "aten.mean"), 10),
-    "image_mean": (image_mean, 10),
+    "column_sum": (column_sum, 130),
+    "row_mean": (partial(row_mean, "aten.mean"), 50),
+    "row_sum": (partial(row_mean, "aten.sum"), 50),
+    "sum": (partial(full, "aten.sum"), 20),
+    "mean": (partial(full, "aten.mean"), 20),
+    "image_mean": (image_mean, 30),
 }
 NORM: dict[str, tuple[Generator, int]] = {
-    "layer_norm": (layer_norm, 44),
-    "layer_norm_backward": (layer_norm_backward, 44),
-    "batch_norm": (batch_norm, 60),
-    "batch_norm_backward": (batch_norm_backward, 60),
-    "group_norm": (group_norm, 30),
-    "group_norm_backward": (group_norm_backward, 30),
+    "layer_norm": (layer_norm, 70),
+    "layer_norm_backward": (layer_norm_backward, 80),
+    "batch_norm": (batch_norm, 80),
+    "batch_norm_backward": (batch_norm_backward, 120),
+    "group_norm": (group_norm, 50),
+    "group_norm_backward": (group_norm_backward, 50),
 }
 SOFTMAX: dict[str, tuple[Generator, int]] = {
-    "softmax": (partial(softmax, "aten._softmax"), 26),
-    "safe_softmax": (partial(softmax, "aten._safe_softmax"), 26),
-    "log_softmax": (partial(softmax, "aten._log_softmax"), 26),
-    "softmax_backward": (partial(softmax_backward, "aten._softmax_backward_data"), 26),
-    "log_softmax_backward": (partial(softmax_backward, "aten._log_softmax_backward_data"), 26),
+    "softmax": (partial(softmax, "aten._softmax"), 56),
+    "safe_softmax": (partial(softmax, "aten._safe_softmax"), 56),
+    "log_softmax": (partial(softmax, "aten._log_softmax"), 56),
+    "softmax_backward": (partial(softmax_backward, "aten._softmax_backward_data"), 60),
+    "log_softmax_backward": (partial(softmax_backward, "aten._log_softmax_backward_data"), 60),
 }
-LOSS: dict[str, tuple[Generator, int]] = {"nll": (nll, 16), "nll_backward": (nll_backward, 20)}
-COPY: dict[str, tuple[Generator, int]] = {"clone": (clone, 70), "copy_": (copy_, 16), "cat": (cat, 50)}
+LOSS: dict[str, tuple[Generator, int]] = {"nll": (nll, 36), "nll_backward": (nll_backward, 36)}
+COPY: dict[str, tuple[Generator, int]] = {"clone": (clone, 100), "copy_": (copy_, 24), "cat": (cat, 90)}
 INDEX: dict[str, tuple[Generator, int]] = {"pick_pairs": (pick_pairs, 24), "put_pairs": (put_pairs, 24)}
 POOL: dict[str, tuple[Generator, int]] = {
-    "max_pool": (max_pool, 60),
-    "max_pool_backward": (max_pool_backward, 60),
-    "upsample": (upsample, 30),
-    "upsample_backward": (upsample_backward, 30),
+    "max_pool": (max_pool, 80),
+    "max_pool_backward": (max_pool_backward, 80),
+    "upsample": (upsample, 40),
+    "upsample_backward": (upsample_backward, 40),
 }

@@ -14,6 +14,8 @@ Arrays of the trees (all nodes of all trees behind each other; the two children 
 - `tree_feature` [nodes]: column of the feature matrix, LEAF at a leaf.
 - `tree_child` [nodes]: left child's index minus the root's; the right child is the next node.
 - `tree_value` [nodes]: threshold (left if feature <= threshold) or the leaf's value.
+
+A fit of few rows may have a smooth part beside or in place of the trees (see `smooth`).
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from numpy.typing import NDArray
 from perfmodel.db.device import Device, Fit
 from perfmodel.errors import MissingCalibrationError
 from perfmodel.estimate import Estimate, Source
+from perfmodel.kernels.ranges import range_frac
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import roofline
+from perfmodel.kernels.smooth import evaluate_smooth
 
 Floats = NDArray[np.float64]
 
@@ -152,6 +156,16 @@ def evaluate_trees(arrays: Mapping[str, NDArray[np.generic]], features: Floats) 
     return total
 
 
+def correction(arrays: Mapping[str, NDArray[np.generic]], features: Floats) -> Floats:
+    """The stored correction (log) of each row of `features` [n, f]: its trees and its smooth part, whichever there are."""
+    found: Floats = np.zeros(len(features))
+    if "tree_roots" in arrays:
+        found = found + evaluate_trees(arrays, features)
+    if "smooth_points" in arrays:
+        found = found + evaluate_smooth(arrays, features)
+    return found
+
+
 def octaves_outside(ranged: Mapping[str, Floats], fit_range: Mapping[str, tuple[float, float]]) -> Floats:
     """How far (factors of two, summed over features) each call lies outside the measured range; 0 inside."""
     total: Floats = np.zeros(next(iter(ranged.values())).shape)
@@ -171,7 +185,7 @@ def corrected_s(segment: Segment, result: LawResult) -> tuple[Floats, Floats]:
     if not segment.corrected:
         return result.time_s * trim, outside
     # Many rows share a feature vector only across identical calls, which the pricing core has merged already.
-    raw = evaluate_trees(segment.arrays, result.features)
+    raw = correction(segment.arrays, result.features)
     weight = np.clip(1.0 - outside / FADE_OCTAVES, 0.0, 1.0)
     return result.time_s * trim * np.exp(weight * np.clip(raw, -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)), outside
 
@@ -209,8 +223,8 @@ def price_by_segments(
 def _price_segment(segment: Segment, calls: Sequence[KernelCall], device: Device, law: Law) -> list[Estimate]:
     time_s, outside = corrected_s(segment, law(segment, calls, device))
     widen = OUTSIDE_WIDENING ** np.minimum(outside, FADE_OCTAVES)
-    low = time_s * segment.low_frac / widen
-    high = time_s * segment.high_frac * widen
+    least, most = range_frac(segment.parameters, time_s, (segment.low_frac, segment.high_frac))
+    low, high = time_s * least / widen, time_s * most * widen
     return [
         Estimate(time_s=t, low_s=lo, high_s=hi, source=Source.EXTRAPOLATED if out > 0 else segment.source)
         for t, lo, hi, out in zip(time_s.tolist(), low.tolist(), high.tolist(), outside.tolist(), strict=True)

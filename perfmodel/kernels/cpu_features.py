@@ -9,7 +9,12 @@ Features:
 - `shared_bytes`, `memory_bytes`, `fresh_bytes`: bytes that come from the last-level cache, from memory, and in new pages
   (see `cpu_memory`).
 - `in_bytes`, `out_bytes`, `n_tensors`, `strided` (an input's innermost dimension is not the output's), `broadcast`.
+- `tails`: rows that do not end with a whole vector; `narrow`: elements of rows shorter than one, which take a scalar loop.
+- `parts`: pieces that threads can share, where it is rows; 0 where it is not known.
+- `lanes_n`, `lanes_k`: of products and convolutions, how many times more lanes than columns (channels) their vectors have.
 - `far_rows`: rows of a table that come from memory.
+- `flushed`: 1 for a call that was measured right after other memory was swept through the caches: its code had to come back
+  as well. Never of a step.
 - `kind`, `taps`, `stride`: of convolutions; `causal`, `head_dim`: of attention; `lookups`, `pooling`: of embeddings.
 """
 
@@ -30,6 +35,7 @@ from perfmodel.kernels.registry import KernelCall
 from perfmodel.units import MEBI
 
 LINE_BYTES = 64
+LANES = 16  # fp32 numbers in a 512-bit vector
 # Zen 4: 1 MiB of private L2 a core (AMD EPYC 9004 Series Architecture Overview, 58015-1.3).
 PRIVATE_BYTES = 1 * MEBI
 # Size at which half of a working set is lost to the last-level cache, as a share of it, and how sharply it is lost:
@@ -43,6 +49,9 @@ LOSSES = frozenset(
 )
 
 
+# `embedding_dense_backward` gives each thread at least this many rows of the table, and has threads only above this many
+# lookups (ATen/native/Embedding.cpp).
+TABLE_GRAIN = 1000
 _BAG_BACKWARD = frozenset({"_embedding_bag_backward"})
 # Operators that share a loop with one that is measured.
 _SAME_LOOP: Mapping[str, str] = {
@@ -55,8 +64,12 @@ _IMAGES = frozenset({
     "native_batch_norm", "native_batch_norm_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "convolution", "convolution_backward",
 })  # fmt: skip
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 _FLAT = frozenset({"elementwise", "optimizer", "copy", "fill", "random", "loss"})
 _BROADCAST = frozenset({"add", "mul", "sub", "div"})
+_REDUCTIONS = frozenset({"sum", "mean"})
+# Families whose rows are shared out among threads (`parallel_for` over the outer size in ATen/native/cpu).
+_BY_ROWS = frozenset({"softmax", "norm", "loss"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +94,39 @@ def op_key(op: Op) -> str:
     if name == "pow" and op.attrs.get("exponent") == _SQUARE:
         return "square"
     if name in _SAME_LOOP:
-        return _SAME_LOOP[name]
+        return _product_key(op) if _SAME_LOOP[name] == "product" else _SAME_LOOP[name]
+    if name in _REDUCTIONS and op.inputs and op.outputs:
+        return f"{name}_{_reduced(op)}"
+    if name in _CONVOLUTIONS and int(op.attrs.get("groups") or 1) > 1:
+        return f"{name}_grouped"
     largest = max((*op.inputs, *op.outputs), key=lambda spec: spec.n_elems, default=None)
     if name in _IMAGES and largest is not None and _channels_last(largest):
         return f"{name}_last"
     out = op.outputs[0].n_elems if op.outputs else 0
     is_row = name in _BROADCAST and any(1 < spec.n_elems < out for spec in op.inputs)
     return f"{name}_row" if is_row else name
+
+
+def _product_key(op: Op) -> str:
+    """A product with one row or one column is a product of a matrix and a vector: another library call."""
+    out = op.outputs[0] if op.outputs else None
+    return "product_vector" if out is not None and 1 in out.shape[-2:] else "product"
+
+
+def _reduced(op: Op) -> str:
+    """What a reduction sums over: `all` elements, elements that lie together (`last`) or apart (`first`)."""
+    source, out = op.inputs[0], op.outputs[0]
+    if out.n_elems <= 1:
+        return "all"
+    dims = [int(dim) % max(len(source.shape), 1) for dim in _dims(op)]
+    return "last" if any(source.strides[dim] == 1 for dim in dims if source.shape[dim] > 1) else "first"
+
+
+def _dims(op: Op) -> Sequence[int]:
+    found = op.attrs.get("dim")
+    if isinstance(found, int):
+        return (found,)
+    return tuple(found) if found else tuple(range(len(op.inputs[0].shape)))
 
 
 def _channels_last(spec: TensorSpec) -> bool:
@@ -149,6 +188,9 @@ def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float)
     family = calls[0].family if calls else "unmodelled"
     if family in _FLAT and _is_flat(op):
         features |= {"columns": features["out_elems"], "rows": 1.0}
+    features |= _vectors(features)
+    if family in _BY_ROWS and not _is_image(op):
+        features["parts"] = features["rows"]
     if family in ("gemm", "conv", "attention"):
         features |= _product(family, first, op.attrs)
         features["work"] = float(flops)
@@ -156,15 +198,28 @@ def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float)
     if lookups is not None:
         features |= _table(lookups, reach, sizes)
     elif op.name in LOSSES:
-        lookups_n = float(op.inputs[1].n_elems)
-        dim = op.inputs[0].shape[-1]
-        features |= {"lookups": lookups_n, "pooling": lookups_n / max(op.inputs[0].shape[0], 1), "columns": float(dim)}
-        features["work"] = lookups_n * dim + (
-            0.0 if op.attrs.get("sparse") else float(op.attrs.get("num_weights") or 0) * dim
-        )
+        features |= _table_gradient(op)
     moved = Work(flops=flops, read_bytes=int(features["in_bytes"]), write_bytes=int(features["out_bytes"]))
     dtype = op.inputs[0].dtype if op.inputs else "float32"
     return KernelCall(family=family, work=moved, dtype=dtype, pipe="fp32", features=features)
+
+
+def _table_gradient(op: Op) -> dict[str, float]:
+    """Rows of a gradient added into a table's, one lookup after another; the table's zeros are among the bytes written."""
+    n_lookups, dim = float(op.inputs[1].n_elems), float(op.inputs[0].shape[-1])
+    found = {
+        "lookups": n_lookups,
+        "pooling": n_lookups / max(op.inputs[0].shape[0], 1),
+        "columns": dim,
+        "rows": n_lookups,
+        "work": n_lookups * dim,
+        "tails": 0.0,
+        "narrow": 0.0,
+    }
+    if op.name == "aten.embedding_dense_backward":
+        many = n_lookups > TABLE_GRAIN and op.outputs
+        found["parts"] = float(math.ceil(op.outputs[0].shape[0] / TABLE_GRAIN)) if many else 1.0
+    return found
 
 
 def _sizes(op: Op) -> dict[str, float]:
@@ -185,6 +240,23 @@ def _sizes(op: Op) -> dict[str, float]:
         "strided": float(out is not None and any(_is_strided(s, out) for s in op.inputs)),
         "broadcast": float(any(1 < s.n_elems < out_elems for s in op.inputs)),
     }
+
+
+def _vectors(features: Mapping[str, float]) -> dict[str, float]:
+    """How badly rows fit into vectors."""
+    columns, rows = features["columns"], features["rows"]
+    return {
+        "tails": rows if columns % LANES and columns > LANES else 0.0,
+        "narrow": features["work"] if columns < LANES else 0.0,
+    }
+
+
+def _lanes(n: float) -> float:
+    return math.ceil(n / LANES) * LANES / max(n, 1.0)
+
+
+def _is_image(op: Op) -> bool:
+    return op.name.removeprefix("aten.") in _IMAGES or "group_norm" in op.name
 
 
 def _is_flat(op: Op) -> bool:
@@ -210,7 +282,8 @@ def _is_strided(spec: TensorSpec, out: TensorSpec) -> bool:
 def _product(family: str, first: Mapping[str, float], attrs: Mapping[str, Any]) -> dict[str, float]:
     if family == "gemm":
         names = ("m", "n", "k", "batch", "trans_a", "trans_b", "bias")
-        return {name: first[name] for name in names} | {"rows": first["batch"]}
+        lanes = {"lanes_n": _lanes(first["n"]), "lanes_k": _lanes(first["k"])}
+        return {name: first[name] for name in names} | lanes | {"rows": first["batch"]}
     if family == "attention":
         return {
             "m": first["q_len"],
@@ -231,6 +304,8 @@ def _product(family: str, first: Mapping[str, float], attrs: Mapping[str, Any]) 
         "kind": float(sum(bool(part) for part in mask[:2])),
         "channels_last": first["channels_last"],
         "side": first["out_w"],
+        "lanes_n": _lanes(first["c_out"] / first["groups"]),
+        "lanes_k": _lanes(first["c_in"] / first["groups"]),
     }
 
 

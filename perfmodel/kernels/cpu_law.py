@@ -1,9 +1,12 @@
 """The law of operators on a CPU: one formula, fitted per operator.
 
     share    = 1 / (1 + (grain / work)^edge)            an operator splits its work over cores from some size on
-    compute  = (work / (work_per_s eff) + rows row_s) / (1 + (cores - 1) share),   eff = prod x / (x + half_x), x = m, n, k
-    memory   = shared bytes / shared_bytes_per_s + memory bytes / memory_bytes_per_s + far rows far_s
-    time     = fixed + fork share + packed bytes / pack_bytes_per_s + (compute^p + memory^p)^(1/p)
+    speed    = 1 + (used - 1) share,   used = cores, or parts / ceil(parts / cores) where its parts are known
+    compute  = (padded / (work_per_s eff) + rows row_s + tails tail_s + narrow narrow_s) / speed,
+               eff = prod x / (x + half_x), x = m, n, k;   padded = work (1 + lane (lanes_n - 1))
+    memory   = shared bytes / (shared_bytes_per_s speed) + memory bytes / (memory_bytes_per_s gain) + far rows far_s / speed,
+               gain = 1 + (SECOND_CORE_GAIN - 1)(speed - 1)
+    time     = fixed + flushed flush_s + fork share + packed bytes / pack_bytes_per_s + (compute^p + memory^p)^(1/p)
                + fresh bytes / fresh_bytes_per_s
 
 Far rows are rows of a table that no cache holds: each costs a page walk and a wait. `eff` and packing (a library copies
@@ -38,7 +41,10 @@ from perfmodel.kernels.cpu_memory import reaches
 from perfmodel.kernels.pricing import calls_of, price_apart
 from perfmodel.kernels.registry import KernelCall
 
-LAW = "cpu/1"
+LAW = "cpu/2"
+# What a second core adds to the memory bandwidth that one core gets: 38 and 27 GB/s are the medians of the bandwidths that
+# operators' fits of 2026-11-29 found with two threads and with one.
+SECOND_CORE_GAIN = 1.43
 # Calls after which an operator's code has left the caches. `relu` behind 0, 4, 8, 12, 16 and 24 other small operators takes
 # 2.2, 2.4, 2.9, 3.4, 3.6 and 3.9 us, `mm` 4.3, 5.0, 5.5, 7.6, 7.9 and 9.3 us (torch 2.13, measured 2026-11-29).
 FORGOTTEN_OPS = 24
@@ -49,11 +55,13 @@ STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": 
 COLUMNS = (
     "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
     "n_tensors", "strided", "broadcast", "shared_bytes", "memory_bytes", "fresh_bytes", "kind", "taps", "stride", "causal",
-    "lookups", "pooling", "bias", "side", "far_rows",
+    "lookups", "pooling", "bias", "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow", "parts", "flushed",
 )  # fmt: skip
+FIRST_FEATURES = COLUMNS[: COLUMNS.index("shared_bytes")]
+MORE_FEATURES = COLUMNS[COLUMNS.index("fresh_bytes") + 1 : COLUMNS.index("parts")]
 _LOGGED = frozenset({
     "work", "m", "n", "k", "batch", "columns", "rows", "in_bytes", "out_bytes", "out_elems", "lookups", "pooling", "taps",
-    "side", "far_rows",
+    "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow",
 })  # fmt: skip
 
 
@@ -86,10 +94,17 @@ def slowdown(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) ->
 
     What a call splits over cores it now splits over its part of them; more processes than cores take turns.
     """
-    share = _split(p, f)
     cores = max(1, device.n_sms // device.n_processes)
     crowding = max(1.0, device.n_processes / device.n_sms)
-    return crowding * (1.0 + (device.n_sms - 1) * share) / (1.0 + (cores - 1) * share)
+    found: Floats = crowding * _speed(p, f, device.n_sms) / _speed(p, f, cores)
+    return found
+
+
+def _speed(p: Mapping[str, float], f: Mapping[str, Floats], cores: int) -> Floats:
+    """How many times faster a call's loops run on so many cores than on one."""
+    parts = np.maximum(f["parts"], 1.0)
+    used = np.where(f["parts"] > 0, parts / np.ceil(parts / cores), float(cores))
+    return 1.0 + (used - 1.0) * _split(p, f)
 
 
 def _split(p: Mapping[str, float], f: Mapping[str, Floats]) -> Floats:
@@ -99,21 +114,25 @@ def _split(p: Mapping[str, float], f: Mapping[str, Floats]) -> Floats:
 
 def evaluate(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) -> LawResult:
     """`law` on columns, for fits that evaluate it many times."""
-    share = _split(p, f)
     efficiency: Floats = np.ones(f["work"].shape)
     for name in ("m", "n", "k"):
         half = p.get(f"half_{name}", 0.0)
         if half > 0:
             efficiency = efficiency * f[name] / (f[name] + half)
-    alone = f["work"] / (p["work_per_s"] * np.maximum(efficiency, 1e-6)) + f["rows"] * p.get("row_s", 0.0)
-    compute = alone / (1.0 + (device.n_sms - 1) * share)
+    speed = _speed(p, f, device.n_sms)
+    padded = f["work"] * (1.0 + p.get("lane", 0.0) * np.maximum(f["lanes_n"] - 1.0, 0.0))
+    alone = padded / (p["work_per_s"] * np.maximum(efficiency, 1e-6)) + f["rows"] * p.get("row_s", 0.0)
+    alone = alone + f["tails"] * p.get("tail_s", 0.0) + f["narrow"] * p.get("narrow_s", 0.0)
+    compute = alone / speed
     packed = f["in_bytes"] / p["pack_bytes_per_s"] if "pack_bytes_per_s" in p else 0.0
-    memory = f["shared_bytes"] / p["shared_bytes_per_s"] + f["memory_bytes"] / p["memory_bytes_per_s"]
-    memory = memory + f["far_rows"] * p.get("far_s", 0.0)
+    gain = 1.0 + (SECOND_CORE_GAIN - 1.0) * (speed - 1.0)
+    memory = f["shared_bytes"] / (p["shared_bytes_per_s"] * speed)
+    memory = memory + f["memory_bytes"] / (p["memory_bytes_per_s"] * gain) + f["far_rows"] * p.get("far_s", 0.0) / speed
     sharp = p["sharp"]
     largest = np.maximum(np.maximum(compute, memory), 1e-12)
     body = largest * ((compute / largest) ** sharp + (memory / largest) ** sharp) ** (1.0 / sharp)
-    time_s = p["fixed_s"] + p["fork_s"] * share + packed + body + f["fresh_bytes"] / p["fresh_bytes_per_s"]
+    start = p["fixed_s"] + f["flushed"] * p.get("flush_s", 0.0) + p["fork_s"] * _split(p, f)
+    time_s = start + packed + body + f["fresh_bytes"] / p["fresh_bytes_per_s"]
     return LawResult(
         time_s=time_s,
         features=_features(f, time_s, compute, memory),
@@ -123,8 +142,8 @@ def evaluate(p: Mapping[str, float], f: Mapping[str, Floats], device: Device) ->
 
 def _features(f: Mapping[str, Floats], time_s: Floats, compute: Floats, memory: Floats) -> Floats:
     """Feature matrix of the correction: logarithms of sizes, the rest as it is, and the law's parts."""
-    sizes = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in COLUMNS[:15]]
-    more = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in COLUMNS[18:]]
+    sizes = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in FIRST_FEATURES]
+    more = [np.log(np.maximum(f[name], 1.0)) if name in _LOGGED else f[name] for name in MORE_FEATURES]
     parts = [
         np.log(time_s),
         compute / time_s,

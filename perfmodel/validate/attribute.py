@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.pipeline.run import Run
 from perfmodel.units import US_PER_S
-from perfmodel.validate.train import pin_threads, plain_step, real_model, set_up, timed
+from perfmodel.validate.train import batches, pin_threads, plain_step, real_model, set_up, timed
 
 PROFILED_STEPS = 10
 OTHER = "(outside operators)"  # Python, autograd and whatever the profiler saw no operator for
@@ -87,15 +87,15 @@ def profile(model: Mapping[str, Any], n_threads: int, budget_s: float, names: fr
     from torch.profiler import profile as torch_profile
 
     set_up(n_threads)
-    step = plain_step(real_model(model))
+    step = plain_step(real_model(model), batches(model))
     plain = timed(step, budget_s)
     with torch_profile(activities=[ProfilerActivity.CPU]) as recorded:
         for _ in range(PROFILED_STEPS):
             step()
-    return ProfiledOps(step_s=plain.median_s, by_name=_by_operator(recorded.events(), plain.median_s, names))
+    return ProfiledOps(step_s=plain.median_s, by_name=by_operator(recorded.events(), plain.median_s, names))
 
 
-def _by_operator(events: Iterable[Any], step_s: float, names: frozenset[str]) -> dict[str, tuple[float, float]]:
+def by_operator(events: Iterable[Any], step_s: float, names: frozenset[str]) -> dict[str, tuple[float, float]]:
     """Seconds and calls a step of operators; together no longer than the step without a profiler.
 
     What an operator calls counts to the outermost one that was predicted: `add_` of a sparse gradient, not its `add`.

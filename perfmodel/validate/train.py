@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import time
@@ -11,8 +12,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from perfmodel.models.built import BuiltModel
 
+Batch = tuple[tuple[Any, ...], Callable[[Any], "Tensor"]]  # arguments of the module, and the loss of its output
+
+N_BATCHES = 8  # a live DLRM touches 10 to 90 MB of rows a batch: no cache holds them until their turn comes again
 WARM_UP_STEPS = 3
 MIN_STEPS, MAX_STEPS = 5, 400
 
@@ -29,7 +35,7 @@ class Timed:
 def measure(model: Mapping[str, Any], n_threads: int, budget_s: float) -> Timed:
     """Trains a model (a mapping as in a model file) in this process for about `budget_s` after warm-up."""
     set_up(n_threads)
-    return timed(plain_step(real_model(model)), budget_s)
+    return timed(plain_step(real_model(model), batches(model)), budget_s)
 
 
 def pin_threads(n_ranks: int) -> None:
@@ -58,18 +64,41 @@ def real_model(model: Mapping[str, Any]) -> BuiltModel:
     return materialize(build(load_model(model)))
 
 
-def plain_step(built: BuiltModel) -> Callable[[], None]:
-    """Forward, loss, backward and optimizer of one process, as training code writes them."""
+def batches(model: Mapping[str, Any]) -> tuple[Batch, ...]:
+    """Batches of other rows than the built model's own, for a model that looks rows up; else none.
+
+    A training run asks for other rows at every step. With one batch for all steps, what should come from memory would come
+    from the caches.
+    """
+    from perfmodel.config import load_model
+    from perfmodel.config.dlrm import DlrmSpec
+
+    spec = load_model(model)
+    if not isinstance(spec, DlrmSpec):
+        return ()
+    from perfmodel.models.dlrm import click_loss, draw_batch
+
+    drawn = (draw_batch(spec, "cpu", seed) for seed in range(1, N_BATCHES + 1))
+    return tuple((args, click_loss(target)) for args, target in drawn)
+
+
+def plain_step(built: BuiltModel, others: Sequence[Batch] = ()) -> Callable[[], None]:
+    """Forward, loss, backward and optimizer of one process, as training code writes them.
+
+    Steps take `others` in turn, or the built model's own batch again and again if there are none.
+    """
     import torch
 
     from perfmodel.models.training import make_optimizers
 
     optimizers = make_optimizers(built)
+    turns = itertools.cycle(others or ((built.args, built.loss),))
 
     def step() -> None:
+        args, loss = next(turns)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward((built.loss(built.module(*built.args, **built.kwargs)),))
+        torch.autograd.backward((loss(built.module(*args, **built.kwargs)),))
         for optimizer in optimizers:
             optimizer.step()
 

@@ -14,7 +14,7 @@ GRAIN = {"grain": 1e6, "edge": 1.0}
 def test_slowdown_of_two_cores(n_processes, small, large):
     device = shared(load_device("cpu"), n_processes)
     assert device.n_sms == 2
-    found = slowdown(GRAIN, {"work": np.array([1.0, 1e15])}, device)
+    found = slowdown(GRAIN, {"work": np.array([1.0, 1e15]), "parts": np.zeros(2)}, device)
     # A small call uses one core anyway; a large one loses the other; four processes take turns on two cores.
     assert found == pytest.approx([small, large], rel=1e-3)
 
