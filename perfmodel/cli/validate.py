@@ -28,10 +28,18 @@ if TYPE_CHECKING:
 @click.argument("suite", required=False)
 @click.option("--live", is_flag=True, help="Train models on this machine instead, and compare with those times.")
 @click.option(
-    "--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="With --live: what trains."
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="With --live: what trains: this machine's processor, or its GPUs.",
 )
 @click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With --live: processes joined by gloo."
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --live: processes joined by gloo, or by NCCL on GPUs.",
 )
 @click.option("--sharding", is_flag=True, help="With --live: rank plans of random DLRMs before training them.")
 @click.option(
@@ -78,7 +86,7 @@ def validate(
     if options["plans"] and not options["live"]:
         raise ConfigError("--plans: goes with --live")
     if suite is None:
-        name, results = _live_plans(options, db) if options["plans"] else _live(options, db)
+        name, results = _live_suite(options, db)
     else:
         name, results = _suite(suite, str(options["cases"]), db)
     if not results:
@@ -93,6 +101,37 @@ def validate(
         write_text(html_path, render_validation_page(name, results, score))
     if not score.passes(max_error):
         sys.exit(1)
+
+
+def _live_suite(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
+    if options["device"] == "cuda":
+        return _live_gpus(options, db)
+    return _live_plans(options, db) if options["plans"] else _live(options, db)
+
+
+def _live_gpus(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
+    """Trains and predicts the live cases on this machine's GPUs."""
+    from perfmodel.api import predict
+    from perfmodel.validate.live import LiveSettings, run_live
+    from perfmodel.validate.live_cases import live_cases
+    from perfmodel.validate.live_cuda import find_gpus, gpu_topology, measure_gpu_case
+
+    if options["plans"] or options["attribute"]:
+        raise ConfigError(
+            "--device cuda: goes without --plans and --attribute; `perfmodel trace` explains a GPU's steps"
+        )
+    n_ranks = int(str(options["ranks"]))
+    gpus = find_gpus(db)
+    topology = gpu_topology(gpus, n_ranks)
+    _calibrated(gpus.device, db)
+    results = run_live(
+        [case for case in live_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))],
+        LiveSettings(n_ranks=n_ranks, n_threads=1, topology=topology.name),
+        lambda case: predict(case.model, topology, case.plan, bounds=False, db=db),
+        lambda words: click.echo(words, err=True),
+        measure_gpu_case,
+    )
+    return f"live {gpus.device}, {n_ranks} ranks", results
 
 
 def _suite(suite: str, pattern: str, db: str | None) -> tuple[str, Sequence[CaseResult]]:
@@ -130,8 +169,6 @@ def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[Cas
     from perfmodel.validate.live_cases import live_cases
 
     n_ranks = int(str(options["ranks"]))
-    if options["attribute"] and n_ranks > 1:
-        raise ConfigError("--attribute: goes with one rank")
     settings = live_settings(_calibrated(str(options["device"]), db), n_ranks)
     topology = live_topology(n_ranks)
     cases = [case for case in live_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))]
@@ -153,8 +190,8 @@ def _live_sharding(options: dict[str, object], db: str | None) -> None:
     from perfmodel.validate.live import live_settings, live_topology
     from perfmodel.validate.live_sharding import add_score, measure_subject, random_subjects, read_scores, score_subject
 
-    if not options["live"] or options["plans"] or options["attribute"]:
-        raise ConfigError("--sharding: goes with --live, without --plans and --attribute")
+    if not options["live"] or options["plans"] or options["attribute"] or options["device"] != "cpu":
+        raise ConfigError("--sharding: goes with --live on the CPU, without --plans and --attribute")
     cores = _calibrated(str(options["device"]), db)
     state = None if options["state"] is None else str(options["state"])
     known = {} if state is None else read_scores(state)
@@ -188,19 +225,22 @@ def _live_plans(options: dict[str, object], db: str | None) -> tuple[str, Sequen
     from perfmodel.validate.live import live_settings, live_topology, run_live
     from perfmodel.validate.live_plans import RANKS, measure_plan, plan_cases
 
-    if options["attribute"] or options["ranks"] != 1:
-        raise ConfigError("--plans: goes without --attribute and --ranks; its cases run on 2 and 4 processes")
+    if options["ranks"] != 1:
+        raise ConfigError("--plans: goes without --ranks; its cases run on 2 and 4 processes")
     n_cores = _calibrated(str(options["device"]), db)
     results: list[CaseResult] = []
     for n_ranks in RANKS:
-        topology = live_topology(n_ranks)
+        topology, settings = live_topology(n_ranks), live_settings(n_cores, n_ranks)
+        cases = [case for case in plan_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))]
         results += run_live(
-            [case for case in plan_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))],
-            live_settings(n_cores, n_ranks),
+            cases,
+            settings,
             lambda case, on=topology: predict(case.model, on, case.plan, bounds=False, db=db),  # type: ignore[misc]
             lambda words, n=n_ranks: click.echo(f"{n} ranks: {words}", err=True),  # type: ignore[misc]
             measure_plan,
         )
+        if options["attribute"]:
+            _attribute(cases, settings, db)
     return f"live {options['device']}, parallel plans", results
 
 
@@ -208,10 +248,18 @@ def _attribute(cases: Sequence[LiveCase], settings: LiveSettings, db: str | None
     from perfmodel.api import predict_run
     from perfmodel.report.validation import render_gaps
     from perfmodel.validate.attribute import attribute
+    from perfmodel.validate.attribute_ranks import Trained, attribute_ranks
+    from perfmodel.validate.live import live_topology, table_owners
 
+    topology = live_topology(settings.n_ranks)
     for case in cases:
-        run = predict_run(case.model, settings.topology, case.plan, bounds=False, db=db)
-        click.echo(render_gaps(case.name, attribute(run, case.model, settings.n_threads)))
+        run = predict_run(case.model, topology, case.plan, bounds=False, db=db)
+        if settings.n_ranks == 1:
+            rows = attribute(run, case.model, settings.n_threads)
+        else:
+            owners = table_owners(run.prediction)
+            rows = attribute_ranks(run, Trained(model=case.model, owners=owners, plan=case.plan), settings)
+        click.echo(render_gaps(case.name, rows))
 
 
 def _calibrated(name: str, db: str | None) -> int:

@@ -14,7 +14,7 @@ from perfmodel.plan.events import Collective, Event, op_event
 from perfmodel.plan.facts import GraphFacts
 
 FIRST_INSTANCE = 1 << 29  # instance numbers of broadcasts: this plus a number for each element type
-FLAT_STORAGE = 1 << 45  # storages of flat tensors: this plus a number for each element type
+FLAT_STORAGE = 1 << 51  # storages of flat tensors: this plus a number for each element type
 _DTYPE = "float32"  # of buffers that no op touches
 
 

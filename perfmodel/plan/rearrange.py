@@ -13,8 +13,8 @@ from dataclasses import replace
 from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.events import Event, op_event
 
-SENT_STORAGE = 1 << 46  # storages of tensors to send: this plus the number of the exchange
-RECEIVED_STORAGE = 1 << 47  # of received ones
+SENT_STORAGE = 1 << 52  # storages of tensors to send: this plus the number of the exchange
+RECEIVED_STORAGE = 1 << 53  # of received ones
 
 
 def flat(dtype: str, n_elems: int, storage: int) -> TensorSpec:

@@ -1,8 +1,8 @@
 """Real training steps of a transformer spread over gloo ranks as a plan says: FSDP2, tensor parallel, pipeline stages.
 
 What runs is torch's own: `fully_shard` of each block and of the rest, `torch.distributed.pipelining` between two or more
-stages; tensor parallelism is Megatron-LM's pair of column- and row-parallel linears (arXiv:1909.08053, figure 3) with its two
-conjugate functions, written out here in a dozen lines.
+stages, whose copies are under DistributedDataParallel; tensor parallelism is Megatron-LM's pair of column- and row-parallel
+linears (arXiv:1909.08053, figure 3) with its two conjugate functions, written out here in a dozen lines.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def planned_step(model: Mapping[str, Any], plan: PlanSpec | str, rank: int, n_ra
     Raises ValueError for a plan that this harness has no real counterpart of.
     """
     spec = plan if isinstance(plan, PlanSpec) else load_plan(plan)
-    if spec.size("pp") == n_ranks and spec.size("pp") > 1:
-        return pipeline_step(model, spec, rank)
+    if spec.size("pp") > 1 and n_ranks % spec.size("pp") == 0 and spec.size("tp") == 1:
+        return pipeline_step(model, spec, rank, n_ranks)
     if spec.size("tp") == n_ranks and n_ranks > 1 and not spec.tensor_parallel.vocabulary_parallel:
         return plain_step(split_linears(real_model(model), spec, n_ranks))
     if spec.mesh:
         raise ValueError(
-            f"plan {spec.name}: one mesh dimension has all ranks in a live case, and the vocabulary is whole"
+            f"plan {spec.name}: a live case has stages and their copies, or one other mesh dimension with all ranks and the "
+            "vocabulary whole"
         )
     if spec.data_parallel.shard == "parameters":
         return plain_step(fully_sharded(real_model(model), spec))
@@ -155,8 +156,11 @@ def _functions() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]
 # Pipelines.
 
 
-def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int) -> Step:
-    """This rank's stage under torch's 1F1B or GPipe schedule: its blocks, the embedding first, norm, head and loss last."""
+def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int, n_ranks: int) -> Step:
+    """This rank's stage under torch's 1F1B or GPipe schedule: its blocks, the embedding first, norm, head and loss last.
+
+    Where there are more ranks than stages, neighbours are copies of a stage, which reduce gradients with the last micro-batch.
+    """
     import torch
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -164,8 +168,12 @@ def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int) -> Step:
 
     built = real_model(model)
     n_stages = plan.size("pp")
-    part = _Stage(built.module, rank, n_stages)
-    stage = PipelineStage(part, rank, n_stages, torch.device("cpu"))
+    n_copies = n_ranks // n_stages
+    number = rank // n_copies
+    part = _Stage(built.module, number, n_stages)
+    along, across = _groups(rank, n_stages, n_copies)
+    whole = part if n_copies == 1 else _reduced(part, across)
+    stage = PipelineStage(whole, number, n_stages, torch.device("cpu"), group=along)
     kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[plan.pipeline.schedule]
     (targets,) = built.targets
     schedule = kind(stage, plan.micro_batches, loss_fn=_token_loss, scale_grads=False)
@@ -174,9 +182,9 @@ def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int) -> Step:
     def step() -> None:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if rank == 0:
+        if number == 0:
             schedule.step(*built.args, **built.kwargs)
-        elif rank == n_stages - 1:
+        elif number == n_stages - 1:
             schedule.step(target=targets)
         else:
             schedule.step()
@@ -184,6 +192,23 @@ def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int) -> Step:
             optimizer.step()
 
     return step
+
+
+def _groups(rank: int, n_stages: int, n_copies: int) -> tuple[Any, Any]:
+    """The process groups of a rank's pipeline and of its stage's copies; every rank makes all groups, in one order."""
+    from torch import distributed
+
+    lines = [range(copy, n_stages * n_copies, n_copies) for copy in range(n_copies)]
+    stages = [range(stage * n_copies, (stage + 1) * n_copies) for stage in range(n_stages)]
+    found = [{tuple(ranks): distributed.new_group(list(ranks)) for ranks in groups} for groups in (lines, stages)]
+    along, across = (next(group for ranks, group in groups.items() if rank in ranks) for groups in found)
+    return along, across
+
+
+def _reduced(part: nn.Module, group: Any) -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(part, process_group=group, forward_sync_buffers=False)
 
 
 def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,16 +1,18 @@
 """Real training steps on several gloo ranks: DDP, and DLRM with its tables spread over the ranks.
 
 The sharded step does what `plan.exchange` predicts: bag lengths and indices go to the tables' owners (two all-to-alls), each
-owner looks up the global batch, pooled rows come back (all-to-all), their gradients return as soon as they are complete
-(all-to-all), the dense part is trained under DDP.
+owner looks up the global batch, pooled rows come back (all-to-all) while the bottom MLP runs, their gradients return as soon
+as they are complete (all-to-all), the dense part is trained under DDP without broadcasts of buffers.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.validate.train import Timed, plain_step, real_model, set_up, timed
+from perfmodel.validate.train import Batch, Timed, batches, plain_step, real_model, set_up, timed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,12 +33,17 @@ def run_rank(
     set_up(n_threads)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
     try:
-        built = real_model(model)
-        step = sharded_step(built, owners, rank) if owners else ddp_step(built)
+        step = rank_step(model, owners, rank)
         distributed.barrier()
         return timed(step, budget_s, agreed)
     finally:
         distributed.destroy_process_group()
+
+
+def rank_step(model: Mapping[str, Any], owners: Sequence[int], rank: int) -> Callable[[], None]:
+    """The training step of one rank: tables spread as `owners` say, or all under DDP if it is empty."""
+    built, others = real_model(model), batches(model)
+    return sharded_step(built, owners, rank, others) if owners else ddp_step(built, others)
 
 
 def run_plans(
@@ -61,8 +68,8 @@ def run_plans(
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
     found: list[list[float]] = [[] for _ in plans]
     try:
-        built = real_model(model)
-        steps = [sharded_step(built, owners, rank) for owners in plans]
+        built, others = real_model(model), batches(model)
+        steps = [sharded_step(built, owners, rank, others) for owners in plans]
         for _ in range(n_rounds):
             for number, step in enumerate(steps):
                 distributed.barrier()
@@ -82,28 +89,30 @@ def agreed(n_steps: int) -> int:
     import torch
     from torch import distributed
 
-    wanted = torch.tensor([n_steps])
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    wanted = torch.tensor([n_steps], device=device)
     distributed.all_reduce(wanted, op=distributed.ReduceOp.MIN)
     return int(wanted)
 
 
-def ddp_step(built: BuiltModel) -> Callable[[], None]:
+def ddp_step(built: BuiltModel, others: Sequence[Batch] = ()) -> Callable[[], None]:
     """The plain step with the module under DistributedDataParallel."""
     from dataclasses import replace
 
-    return plain_step(replace(built, module=_ddp(built.module)))
+    return plain_step(replace(built, module=_ddp(built.module)), others)
 
 
-def _ddp(module: nn.Module) -> nn.Module:
+def _ddp(module: nn.Module, *, sync_buffers: bool = True) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(module)
+    return DistributedDataParallel(module, forward_sync_buffers=sync_buffers)
 
 
-def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callable[[], None]:
-    """The step of a DLRM whose table `t` lives on rank `owners[t]` only."""
+def sharded_step(
+    built: BuiltModel, owners: Sequence[int], rank: int, others: Sequence[Batch] = ()
+) -> Callable[[], None]:
+    """The step of a DLRM whose table `t` lives on rank `owners[t]` only; `others` as in `plain_step`."""
     import torch
-    from torch import nn
 
     from perfmodel.models.training import LEARNING_RATE
 
@@ -112,31 +121,24 @@ def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callabl
     bags = list(tables.embedding_bags.values())
     own = [bags[table] for table in held]
     widths = [bags[table].embedding_dim for table in range(len(owners))]
-    dense = _ddp(_Dense(built.module))
-    exchange = _Exchange(owners, rank, widths)
+    dense = _ddp(_Dense(built.module), sync_buffers=False)
+    exchange = _Exchange(owners, rank, widths, built.args[0].device)
     dense_optimizer = torch.optim.SGD(dense.parameters(), lr=LEARNING_RATE)
     sparse_optimizer = torch.optim.SGD([bag.weight for bag in own], lr=LEARNING_RATE) if own else None
-    features, indices, offsets, _ = built.args
-    # A loader of jagged features gives lengths.
-    lengths = [
-        torch.diff(offset, append=torch.tensor([index.numel()])) for index, offset in zip(indices, offsets, strict=True)
-    ]
-    loss_of = nn.functional.binary_cross_entropy_with_logits
-    target = built.targets[0]
+    turns = itertools.cycle([(args, _lengths(args), loss) for args, loss in others or ((built.args, built.loss),)])
 
     def step() -> None:
+        (features, indices, _, _), lengths, loss = next(turns)
         dense_optimizer.zero_grad(set_to_none=True)
         if sparse_optimizer is not None:
             sparse_optimizer.zero_grad(set_to_none=True)
         global_indices, global_offsets = exchange.indices(indices, lengths)
         pooled = [bag(index, offset) for bag, index, offset in zip(own, global_indices, global_offsets, strict=True)]
-        rows = exchange.rows([found.detach() for found in pooled], features.shape[0])
-        gradients = exchange.return_gradients(rows)
-        torch.autograd.backward((loss_of(dense(features, rows), target),))
+        arrive = exchange.send_rows([found.detach() for found in pooled], features.shape[0])
+        torch.autograd.backward((loss(dense(features, arrive)),))
+        gradients = exchange.gradients()
         if own:
-            torch.autograd.backward(pooled, gradients())
-        else:
-            gradients()
+            torch.autograd.backward(pooled, gradients)
         dense_optimizer.step()
         if sparse_optimizer is not None:
             sparse_optimizer.step()
@@ -144,8 +146,16 @@ def sharded_step(built: BuiltModel, owners: Sequence[int], rank: int) -> Callabl
     return step
 
 
+def _lengths(args: tuple[Any, ...]) -> list[Tensor]:
+    """Lengths of the bags of each table, as a loader of jagged features gives them."""
+    import torch
+
+    _, indices, offsets, _ = args
+    return [torch.diff(o, append=o.new_tensor([i.numel()])) for i, o in zip(indices, offsets, strict=True)]
+
+
 def _Dense(dlrm: nn.Module) -> nn.Module:  # noqa: N802 -- makes a module; torch may not be imported at the top
-    """The dense part of a DLRM, copied, as a module of (features, pooled rows)."""
+    """The dense part of a DLRM, copied, as a module of (features, function that waits for pooled rows)."""
     from copy import deepcopy
 
     from torch import nn
@@ -156,8 +166,9 @@ def _Dense(dlrm: nn.Module) -> nn.Module:  # noqa: N802 -- makes a module; torch
             parts = (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch)
             self.dense_arch, self.inter_arch, self.over_arch = deepcopy(parts)  # of this step alone
 
-        def forward(self, features: Tensor, rows: Sequence[Tensor]) -> Tensor:
-            crossed = self.inter_arch(self.dense_arch(features), rows)  # type: ignore[operator]  # modules
+        def forward(self, features: Tensor, arrive: Callable[[], Sequence[Tensor]]) -> Tensor:
+            dense = self.dense_arch(features)  # type: ignore[operator]  # modules
+            crossed = self.inter_arch(dense, arrive())  # type: ignore[operator]
             logits: Tensor = self.over_arch(crossed)  # type: ignore[operator]
             return logits
 
@@ -167,96 +178,109 @@ def _Dense(dlrm: nn.Module) -> nn.Module:  # noqa: N802 -- makes a module; torch
 class _Exchange:
     """The all-to-alls of table-wise sharding, on flat buffers; every rank has the same number of samples."""
 
-    def __init__(self, owners: Sequence[int], rank: int, widths: Sequence[int]) -> None:
+    def __init__(self, owners: Sequence[int], rank: int, widths: Sequence[int], device: Any = "cpu") -> None:
+        import torch
+
         self.n_ranks = max(*owners, _world() - 1) + 1
         self.by_rank = [[t for t, owner in enumerate(owners) if owner == r] for r in range(self.n_ranks)]
-        self.rank = rank
+        self.mine = self.by_rank[rank]
         self.widths = widths
+        self.anchor = torch.zeros(
+            (), requires_grad=True, device=device
+        )  # an input that makes autograd come back to the rows
+        self.n_samples = 0
+        self.returning: tuple[Any, Tensor] | None = None
 
     def indices(self, indices: Sequence[Tensor], lengths: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The global batch's indices and offsets of this rank's tables: lengths first, as sizes depend on them."""
         import torch
 
         n_samples = lengths[0].numel()
-        mine = self.by_rank[self.rank]
-        got_lengths = self._to_owners(lengths, [len(mine) * n_samples] * self.n_ranks)
-        per_source = [chunk.view(len(mine), n_samples) for chunk in got_lengths]
-        sizes: list[list[int]] = torch.stack(per_source).sum(2).tolist()
+        got_lengths = self._to_owners(lengths, [len(self.mine) * n_samples] * self.n_ranks)
+        per_source = got_lengths.view(self.n_ranks, len(self.mine), n_samples)
+        sizes: list[list[int]] = per_source.sum(2).tolist()
         got = self._to_owners(indices, [sum(of_tables) for of_tables in sizes])
-        if not mine:
+        if not self.mine:
             return [], []
-        parts = [torch.split(chunk, of_tables) for chunk, of_tables in zip(got, sizes, strict=True)]
-        all_lengths = torch.cat(per_source, 1)
+        parts = torch.split(got, [size for of_tables in sizes for size in of_tables])
+        all_lengths = torch.cat(per_source.unbind(), 1)
         offsets = torch.cumsum(all_lengths, 1) - all_lengths
-        return [torch.cat(of_table) for of_table in zip(*parts, strict=True)], list(offsets)
+        return [torch.cat(parts[place :: len(self.mine)]) for place in range(len(self.mine))], list(offsets)
 
-    def rows(self, pooled: Sequence[Tensor], n_samples: int) -> list[Tensor]:
-        """This rank's samples of every table's pooled rows, as leaves that collect gradients."""
+    def send_rows(self, pooled: Sequence[Tensor], n_samples: int) -> Callable[[], Sequence[Tensor]]:
+        """Sends pooled rows to their samples' ranks; the result waits for this rank's rows of every table."""
         import torch
 
-        sent = [
-            torch.cat([rows[r * n_samples : (r + 1) * n_samples].reshape(-1) for rows in pooled])
-            if pooled
-            else torch.empty(0)
-            for r in range(self.n_ranks)
-        ]
+        self.n_samples = n_samples
+        sent = [rows[r * n_samples : (r + 1) * n_samples].reshape(-1) for r in range(self.n_ranks) for rows in pooled]
+        flat = torch.cat(sent) if sent else torch.empty(0, device=self.anchor.device)
         sizes = [sum(self.widths[t] for t in tables) * n_samples for tables in self.by_rank]
-        got = _all_to_all(sent, sizes)
-        found: dict[int, Tensor] = {}
-        for tables, chunk in zip(self.by_rank, got, strict=True):
-            parts = torch.split(chunk, [self.widths[t] * n_samples for t in tables])
-            for table, part in zip(tables, parts, strict=True):
-                found[table] = part.view(n_samples, self.widths[table]).requires_grad_()
-        return [found[table] for table in range(len(self.widths))]
+        work, received = _all_to_all(flat, sizes, [flat.numel() // self.n_ranks] * self.n_ranks)
 
-    def return_gradients(self, rows: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Sends gradients of `rows` to the tables' owners once all are there; the result waits for what arrives."""
-        import torch
-
-        ready: list[int] = []
-        arrived: list[Any] = []
-        n_samples = rows[0].shape[0]
-        mine = self.by_rank[self.rank]
-
-        def hook(_: Tensor) -> None:
-            ready.append(1)
-            if len(ready) == len(rows):
-                sent = [
-                    torch.cat([_gradient(rows[t]).reshape(-1) for t in tables]) if tables else torch.empty(0)
-                    for tables in self.by_rank
-                ]
-                sizes = [sum(self.widths[t] for t in mine) * n_samples] * self.n_ranks
-                arrived.append(_all_to_all_async(sent, sizes))
-
-        for row in rows:
-            register: Any = row.register_post_accumulate_grad_hook
-            register(hook)
-
-        def wait() -> list[Tensor]:
-            work, received = arrived[0]
+        def arrive() -> Sequence[Tensor]:
             work.wait()
-            chunks = [torch.split(chunk, [self.widths[t] * n_samples for t in mine]) for chunk in received]
-            return [
-                torch.cat([chunks[r][place].view(n_samples, self.widths[table]) for r in range(self.n_ranks)])
-                for place, table in enumerate(mine)
-            ]
+            found: Sequence[Tensor] = _rows_function().apply(self.anchor, received, self)
+            return found
 
-        return wait
+        return arrive
 
-    def _to_owners(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    def split_rows(self, received: Tensor) -> tuple[Tensor, ...]:
+        """The received rows of each table, in the model's order of tables."""
         import torch
 
-        sent = [
-            torch.cat([tensors[t] for t in tables]) if tables else torch.empty(0, dtype=tensors[0].dtype)
-            for tables in self.by_rank
-        ]
-        return _all_to_all(sent, sizes)
+        tables = [t for of_rank in self.by_rank for t in of_rank]
+        parts = torch.split(received, [self.widths[t] * self.n_samples for t in tables])
+        found = dict(zip(tables, parts, strict=True))
+        return tuple(found[t].view(self.n_samples, self.widths[t]) for t in range(len(self.widths)))
+
+    def return_gradients(self, of_tables: Sequence[Tensor]) -> None:
+        """Sends gradients of a step's rows to the tables' owners."""
+        import torch
+
+        flat = torch.cat([of_tables[t].reshape(-1) for tables in self.by_rank for t in tables])
+        sizes = [sum(self.widths[t] for t in self.mine) * self.n_samples] * self.n_ranks
+        sent = [sum(self.widths[t] for t in tables) * self.n_samples for tables in self.by_rank]
+        self.returning = _all_to_all(flat, sizes, sent)
+
+    def gradients(self) -> list[Tensor]:
+        """Waits for the global batch's gradients of this rank's tables."""
+        import torch
+
+        if self.returning is None:
+            raise RuntimeError("backward has not come to the pooled rows")
+        work, received = self.returning
+        work.wait()
+        widths = [self.widths[t] for t in self.mine]
+        parts = torch.split(received, [width * self.n_samples for width in widths] * self.n_ranks)
+        return [torch.cat(parts[place :: len(widths)]).view(-1, width) for place, width in enumerate(widths)]
+
+    def _to_owners(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        import torch
+
+        flat = torch.cat([tensors[t] for tables in self.by_rank for t in tables])
+        sent = [sum(tensors[t].numel() for t in tables) for tables in self.by_rank]
+        work, received = _all_to_all(flat, sizes, sent)
+        work.wait()
+        return received
 
 
-def _gradient(row: Tensor) -> Tensor:
-    if row.grad is None:
-        raise RuntimeError("a pooled row has no gradient after backward")
-    return row.grad
+@cache
+def _rows_function() -> Any:
+    """Autograd's function from what arrived to rows of tables; its backward sends their gradients away."""
+    import torch
+
+    class Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, _anchor: Tensor, received: Tensor, exchange: _Exchange) -> tuple[Tensor, ...]:
+            context.exchange = exchange
+            return exchange.split_rows(received)
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> tuple[None, None, None]:
+            context.exchange.return_gradients(gradients)
+            return None, None, None
+
+    return Rows
 
 
 def _world() -> int:
@@ -265,18 +289,11 @@ def _world() -> int:
     return distributed.get_world_size()
 
 
-def _all_to_all(sent: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    work, received = _all_to_all_async(sent, sizes)
-    work.wait()
-    return list(received)
-
-
-def _all_to_all_async(sent: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Any, Sequence[Tensor]]:
-    """The exchange under way, and the chunks it fills: `sizes[r]` elements from rank r."""
+def _all_to_all(flat: Tensor, sizes: Sequence[int], sent: Sequence[int]) -> tuple[Any, Tensor]:
+    """The exchange under way, and what it fills: `sizes[r]` elements from rank r, for `sent[r]` to it."""
     import torch
     from torch import distributed
 
-    flat = torch.cat(list(sent))
-    received = torch.empty(sum(sizes), dtype=flat.dtype)
-    work = distributed.all_to_all_single(received, flat, list(sizes), [part.numel() for part in sent], async_op=True)
-    return work, torch.split(received, list(sizes))
+    received = torch.empty(sum(sizes), dtype=flat.dtype, device=flat.device)
+    work = distributed.all_to_all_single(received, flat, list(sizes), list(sent), async_op=True)
+    return work, received
