@@ -19,7 +19,7 @@ from calibrate.fit_cpu import is_heldout
 from calibrate.session import replace_file
 from perfmodel.kernels.correction import Floats
 
-EXTRA_SHARE = 0.2  # of a family's first plan
+EXTRA_SHARE = 0.1  # of a family's first plan: a full calibration of a CPU has ten minutes
 CANDIDATE_STAGES = (1, 2, 3)  # of the generators' seeds
 NEIGHBOURS = 4
 SAME_OCTAVES = 1.0  # cases whose sizes differ by less than a factor of two together are much alike

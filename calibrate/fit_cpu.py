@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,10 @@ PRODUCTS = frozenset({"gemm", "conv", "attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow:
-    """One measured call of a table: its op, as the law reads it, and its time."""
+    """One measured call of a table: its op, as the law reads it, its time, and how far its two best rounds differ.
+
+    `noise` is a share of the time; NaN where the table does not say.
+    """
 
     key: str
     case: str
@@ -85,6 +89,7 @@ class MeasuredRow:
     state: str
     time_s: float
     heldout: bool
+    noise: float = math.nan
 
 
 def read_table(path: Path, device: Device) -> list[MeasuredRow]:
@@ -109,6 +114,7 @@ def _row(row: Mapping[str, str], device: Device) -> MeasuredRow:
         state=row["state"],
         time_s=float(row["time_s"]),
         heldout=is_heldout(row["case"]),
+        noise=float(row["next_s"]) / float(row["time_s"]) - 1.0 if row.get("next_s") else math.nan,
     )
 
 
@@ -196,7 +202,7 @@ class FamilyReport:
     """A family's fit and how it does on the rows that were held out: per operator (rows fitted, errors).
 
     `cases` are the texts of the held-out cases, in the order of the times; `left_out` maps those of the fitted cases to the
-    error (log) that the fit makes without them.
+    error (log) that the fit makes without them; `noise` is how far two rounds of a row differ, of rows that tell.
     """
 
     family: str
@@ -207,6 +213,7 @@ class FamilyReport:
     by_operator: Mapping[str, tuple[int, Floats]]
     cases: tuple[str, ...]
     left_out: Mapping[str, float] = field(default_factory=dict)
+    noise: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def error(self) -> Floats:
@@ -253,7 +260,15 @@ def fit_table(table: Path, device: Device) -> FamilyReport | None:
         cases=tuple(row.case for members in held.values() for row in members),
         by_operator={key: (fit.n_rows, np.abs(predicted[key] / measured[key] - 1.0)) for key, fit in fits.items()},
         left_out=_left_out(rows, found),
+        noise=noise_of(rows),
     )
+
+
+def noise_of(rows: Sequence[MeasuredRow]) -> Floats:
+    """The known noise of rows."""
+    noise = np.array([row.noise for row in rows])
+    found: Floats = noise[~np.isnan(noise)]
+    return found
 
 
 def _left_out(rows: Sequence[MeasuredRow], fits: Mapping[str, OperatorFit]) -> dict[str, float]:

@@ -15,18 +15,24 @@ if TYPE_CHECKING:
 
 
 def render(reports: Sequence[FamilyReport], *, per_operator: bool = True) -> str:
-    """A table of held-out errors: rows, median and p90 of |predicted / measured - 1| in percent."""
-    lines = [f"{'family':12s} {'operator':44s} {'rows':>5s} {'held out':>8s} {'median':>8s} {'p90':>8s}"]
+    """A table of held-out errors: rows, median and p90 of |predicted / measured - 1|, and the rows' own noise, in percent."""
+    quantiles = "".join(f" {name:>8s}" for name in ("median", "p90", "noise", "its p90"))
+    lines = [f"{'family':12s} {'operator':44s} {'rows':>5s} {'held out':>8s}{quantiles}"]
     for report in reports:
-        lines.append(_line(report.family, "all", report.n_rows, report.error))
+        lines.append(_line(report.family, "all", report.n_rows, report.error) + _quantiles(report.noise))
         if per_operator:
             lines += [_line("", key, n, error) for key, (n, error) in sorted(report.by_operator.items())]
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _line(family: str, name: str, n_rows: int, error: np.ndarray) -> str:
-    median, p90 = (f"{100 * np.quantile(error, q):7.1f}%" for q in (0.5, 0.9)) if error.size else ("", "")
-    return f"{family:12s} {name:44s} {n_rows:5d} {error.size:8d} {median:>8s} {p90:>8s}"
+    return f"{family:12s} {name:44s} {n_rows:5d} {error.size:8d}{_quantiles(error)}"
+
+
+def _quantiles(share: np.ndarray) -> str:
+    """Median and p90 in percent; blanks if there is nothing to tell."""
+    values = (f"{100 * np.quantile(share, q):7.1f}%" if share.size else "" for q in (0.5, 0.9))
+    return "".join(f" {value:>8s}" for value in values)
 
 
 def plot_rows(reports: Sequence[FamilyReport], path: Path, title: str) -> None:

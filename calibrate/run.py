@@ -55,11 +55,13 @@ def measure(settings: Settings, progress: Progress) -> bool:
         figures = host_cuda.measure(host_cuda.CudaHost())
         host_cuda.write(settings.out, figures, facts(settings, host_cuda.STATISTIC))
     if settings.device.kind == "cpu" and not (settings.out / host.TABLE).exists():
+        progress(0, 1, "what a step adds to a call")
         host.write(settings.out, host.measure(settings.families))
         write_provenance(settings.out / host.TABLE, facts(settings, host.STATISTIC))
     if settings.device.kind == "cpu" and not all(
         adaptive.path_of(settings.out, family).exists() for family in settings.families
     ):
+        progress(0, 1, "where the law fits worst")
         found = worst(settings)
         for family in settings.families:
             adaptive.extend(settings.out, family, found.get(family, {}))

@@ -1,6 +1,7 @@
 """Errors of a CPU's shipped fits on the cases of its tables that no fit has seen: `python -m calibrate.score_cpu [DEVICE]`.
 
-Prints the table of `perfmodel calibrate kernels` without fitting anything.
+Prints the table of `perfmodel calibrate kernels` without fitting anything. `noise` is how far the two best of a case's three
+rounds differ, over all cases of the family that tell: a family whose median error is near its noise cannot do better.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.fit_cpu import FamilyReport, MeasuredRow, read_table
+from calibrate.fit_cpu import FamilyReport, MeasuredRow, noise_of, read_table
 from calibrate.host import TABLE as IN_STEP_TABLE
 from calibrate.report import render
 from perfmodel.db.device import Device
@@ -40,6 +41,7 @@ def score_family(rows: Sequence[MeasuredRow], device: Device, family: str) -> Fa
         predicted_s=np.concatenate(list(predicted.values())),
         by_operator={key: (n_rows[key], np.abs(predicted[key] / measured[key] - 1.0)) for key in groups},
         cases=tuple(row.case for held in groups.values() for row in held),
+        noise=noise_of(rows),
     )
 
 

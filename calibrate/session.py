@@ -22,7 +22,7 @@ from calibrate.measure_cpu import Timing
 from perfmodel.graph import Op, TensorSpec
 
 COLUMNS = ("key", "round", "least_s", "quartile_s", "median_s", "n_calls", "failed")
-TABLE_COLUMNS = ("name", "state", "threads", "op", "case", "time_s", "low_s", "high_s", "repeats", "failed")
+TABLE_COLUMNS = ("name", "state", "threads", "op", "case", "time_s", "next_s", "low_s", "high_s", "repeats", "failed")
 # Rounds of one case whose quartiles differ by more than this were disturbed: the row is kept out of fits and counted.
 MAX_SPREAD = 1.15
 
@@ -39,7 +39,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCase:
-    """All rounds of one case put together; `time_s` is None if it failed or was disturbed (`failed` says which)."""
+    """All rounds of one case put together; `time_s` is None if it failed or was disturbed (`failed` says which).
+
+    `next_s` is the second best round (None with one round): how far it lies from the best is the noise of the row.
+    """
 
     case: Case
     op: Op | None
@@ -48,6 +51,7 @@ class MeasuredCase:
     high_s: float
     repeats: int
     failed: str
+    next_s: float | None = None
 
 
 class RoundLog:
@@ -150,6 +154,7 @@ def combine(case: Case, op: Op | None, rounds: Sequence[Round]) -> MeasuredCase:
         low_s=min(r.timing.least_s for r in rounds if r.timing is not None),
         high_s=timed[-1],
         repeats=repeats,
+        next_s=timed[1] if len(timed) > 1 else None,
         failed="" if agrees else f"disturbed: rounds differ {timed[1] / timed[0]:.2f} times",
     )
 
@@ -204,9 +209,10 @@ def write_table(out: Path, family: str, rows: Sequence[MeasuredCase], n_threads:
         name = f"{row.case.op}.{row.case.overload}"
         op = op_to_json(row.op) if row.op else ""
         time_s = "" if row.time_s is None else f"{row.time_s:.6g}"
-        measured = (time_s, f"{row.low_s:.6g}", f"{row.high_s:.6g}", row.repeats, row.failed)
+        next_s = "" if row.next_s is None else f"{row.next_s:.6g}"
+        measured = (time_s, next_s, f"{row.low_s:.6g}", f"{row.high_s:.6g}", row.repeats, row.failed)
         writer.writerow([name, row.case.state, n_threads, op, row.case.to_json(), *measured])
-    writer.writerows([row[column] for column in TABLE_COLUMNS] for row in kept)
+    writer.writerows([row.get(column, "") for column in TABLE_COLUMNS] for row in kept)
     replace_file(path, text.getvalue())
     return path, len(rows) + len(kept)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from perfmodel.errors import ConfigError
+from perfmodel.units import format_time
+from perfmodel.validate.train import pin_threads
 
 if TYPE_CHECKING:
     from calibrate.kernels import Settings
@@ -65,7 +68,11 @@ def kernels(device_name: str, *, families: str, minutes: float, out: Path | None
     A run that is killed goes on where it stopped when it is started again with the same options.
     """
     _require_source()
+    if device_name != "cuda" and options["threads"] != 1:
+        # Before torch is loaded. Two threads that share a core would make every operator look twice as slow.
+        pin_threads(1)
     session = import_module("calibrate.run")
+    started_s = time.monotonic()
     settings = session.settings_of(
         device_name,
         families=tuple(name.strip() for name in families.split(",") if name.strip()),
@@ -76,8 +83,11 @@ def kernels(device_name: str, *, families: str, minutes: float, out: Path | None
     )
     if not options["fit_only"] and not _measure(session, settings):
         click.echo("time is up before every case was measured: start again to go on", err=True)
+    measured_s = time.monotonic()
     rows = session.fit(settings, plot=options["plot"])
     click.echo(session.render(rows))
+    spent = (measured_s - started_s, time.monotonic() - measured_s)
+    click.echo("measuring and choosing cases took {}, fitting {}".format(*map(format_time, spent)), err=True)
 
 
 def _measure(session: object, settings: Settings) -> bool:

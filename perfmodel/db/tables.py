@@ -1,7 +1,7 @@
 """Measured tables of a device: `<family>.csv` and, beside it, its provenance `<family>.csv.yaml`.
 
 Columns are in base units. `time_s` is the measured time; a row that failed has an empty `time_s` and says why in `failed`.
-Optional: `flops`, `bytes` (work of the row), `pipe` (which peak bounds its FLOPs), `repeats`, `low_s`, `high_s`. All other
+Optional: `flops`, `bytes` (work of the row), `pipe` (which peak bounds its FLOPs), `repeats`, `next_s`, `low_s`, `high_s`. All other
 columns are the case; two rows of one case are duplicates.
 """
 
@@ -18,7 +18,7 @@ from perfmodel.db.device import Device
 from perfmodel.errors import ConfigError
 
 TIME, FAILED, FLOPS, BYTES, PIPE = "time_s", "failed", "flops", "bytes", "pipe"
-_RESULTS = frozenset({TIME, FAILED, FLOPS, BYTES, PIPE, "repeats", "low_s", "high_s"})
+_RESULTS = frozenset({TIME, FAILED, FLOPS, BYTES, PIPE, "repeats", "next_s", "low_s", "high_s"})
 # STYLE section 6: what a row set says of itself. A key that does not apply says "none".
 TABLE_PROVENANCE = (
     "device",

@@ -47,6 +47,8 @@ def test_an_unfinished_line_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> N
 
 def test_the_best_round_counts_if_another_agrees() -> None:
     assert combine(CASE, None, rounds(3e-5, 1e-5, 1.1e-5)).time_s == 1e-5
+    assert combine(CASE, None, rounds(3e-5, 1e-5, 1.1e-5)).next_s == 1.1e-5
+    assert combine(CASE, None, rounds(1e-5)).next_s is None
     disturbed = combine(CASE, None, rounds(3e-5, 1e-5, 1e-5 * (MAX_SPREAD + 0.1)))
     assert disturbed.time_s is None
     assert "disturbed" in disturbed.failed
