@@ -53,7 +53,8 @@ DEFAULT_HOST_BYTES_PER_S = parse_bytes_per_s("12 GB/s")
 class DataParallel(Spec):
     """DDP of the dense parameters: gradients in buckets (bytes), all-reduced in the order they become ready.
 
-    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `compression`: the type in which
+    With `gradient_as_bucket_view` nothing is copied out of a bucket after its all-reduce. `broadcast_buffers`: buffers of the
+    model (running statistics, masks) come from rank 0 before a step, as DDP does by default. `compression`: the type in which
     buckets travel (torch's `fp16_compress_hook`, `bf16_compress_hook`). `static_graph` says that every iteration uses the
     same parameters; steps after the first do the same with it and without. `reduce`: `buckets` during backward, as torch
     does; `after_backward` all at once when backward is done, as Megatron-LM without overlap does.
