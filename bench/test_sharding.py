@@ -75,7 +75,7 @@ def test_search(capsys, n_tables, machine, nodes):
     laid_out = time.perf_counter()
     found = search.run(20.0)
     done = time.perf_counter()
-    state = search._kept[0]
+    state = search.states[0]
     search._anneal(search.layout.arrays, state.option.copy(), state.piece.copy(), STEPS // 10, (1e-9, 1e-12), 1)
     rate = STEPS // 10 / (time.perf_counter() - done)
     with capsys.disabled():

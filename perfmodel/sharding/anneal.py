@@ -1,8 +1,9 @@
 """Compiled loops of the search: a greedy construction and simulated annealing with incremental evaluation.
 
-A state is the option of each table and the group of each of its pieces; `load` [ranks, components] and `held` [ranks] follow
-every move, so that an evaluation costs one look at the ranks. Moves: a piece to another group, two tables' pieces exchanged,
-or a table to another option. The best state seen is kept.
+A state is the option of each table and the group of each of its pieces; `load` [ranks, components] and `held` [ranks, tiers
+of memory] follow every move, so that an evaluation costs one look at the ranks. Moves: a piece to another group, two tables'
+pieces exchanged, or a table to another option; half of them begin with a table of the fullest rank, if some draws find one.
+The best state seen is kept.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import numpy as np
 from perfmodel.sharding.layout import Arrays, Floats, Ints
 from perfmodel.sim.loops import Loop, compiled_loop
 
+SHORT = 1e6  # factor of the objective of a state that is short of memory, when states are compared in the end
 PENALTY = 10.0  # objective's factor for each device's memory that a plan is short of
 # Temperatures as shares of the first objective: rounds of annealing begin hot, warm and cool in turn, and all end cold.
 FIRST_FACTORS = (0.3, 0.06, 0.015)
 LAST_FACTOR = 1e-5
+TOP_FRAC = 0.5  # of the moves begin with a table of the fullest rank
+DRAWS = 32  # tables looked at to find one on the fullest rank
 DRAWN_FRAC = 0.5  # of the moves to another option whose pieces go anywhere; the others' go where they cost least
 
 
@@ -29,9 +33,19 @@ def objective(a: Arrays, load: Floats, held: Floats) -> float:
         total += top
     short = 0.0
     for r in range(load.shape[0]):
-        if held[r] > a.capacity[r]:
-            short += (held[r] - a.capacity[r]) / max(a.capacity[r], 1.0)
+        for m in range(held.shape[1]):
+            if held[r, m] > a.capacity[r, m]:
+                short += (held[r, m] - a.capacity[r, m]) / max(a.capacity[r, m], 1.0)
     return total * (1.0 + PENALTY * short)
+
+
+def kept_value(a: Arrays, held: Floats, value: float) -> float:
+    """An objective as states are compared by it in the end: one that is short of memory loses to any that is not."""
+    for r in range(held.shape[0]):
+        for m in range(held.shape[1]):
+            if held[r, m] > a.capacity[r, m] * (1.0 + 1e-12):
+                return value * SHORT
+    return value
 
 
 def apply(a: Arrays, load: Floats, held: Floats, what: tuple[int, int, int], sign: float) -> None:
@@ -44,7 +58,8 @@ def apply(a: Arrays, load: Floats, held: Floats, what: tuple[int, int, int], sig
         rank = a.ranks[first + j]
         for k in range(load.shape[1]):
             load[rank, k] += sign * a.cost[base + j, k]
-        held[rank] += sign * a.memory[base + j]
+        for m in range(held.shape[1]):
+            held[rank, m] += sign * a.memory[base + j, m]
 
 
 def sort_key(load: Floats) -> float:
@@ -98,7 +113,7 @@ def greedy(a: Arrays, order: Ints, option: Ints, piece: Ints, state: tuple[Float
             g, _ = best_group(a, load, held, o, p)
             piece[t, p] = g
             apply(a, load, held, (o, p, g), 1.0)
-    return objective(a, load, held)
+    return kept_value(a, held, objective(a, load, held))
 
 
 def reload(a: Arrays, option: Ints, piece: Ints, load: Floats, held: Floats) -> float:
@@ -109,7 +124,31 @@ def reload(a: Arrays, option: Ints, piece: Ints, load: Floats, held: Floats) -> 
         o = a.option_ptr[t] + option[t]
         for p in range(a.n_pieces[o]):
             apply(a, load, held, (o, p, piece[t, p]), 1.0)
-    return objective(a, load, held)
+    return kept_value(a, held, objective(a, load, held))
+
+
+def fullest(load: Floats) -> int:
+    """The rank with the largest sum over components."""
+    found, most = 0, -1.0
+    for r in range(load.shape[0]):
+        total = 0.0
+        for k in range(load.shape[1]):
+            total += load[r, k]
+        if total > most:
+            found, most = r, total
+    return found
+
+
+def table_on(a: Arrays, option: Ints, piece: Ints, start: tuple[int, int]) -> int:
+    """A drawn table with a piece on a rank of its own choice that is the given one; the table given, if draws find none."""
+    for _ in range(DRAWS):
+        t = np.random.randint(len(option))
+        o = a.option_ptr[t] + option[t]
+        if a.size[o] == 1:
+            for p in range(a.n_pieces[o]):
+                if a.ranks[a.group_ptr[a.group_first[o] + piece[t, p]]] == start[1]:
+                    return t
+    return start[0]
 
 
 def anneal(  # noqa: C901, PLR0912, PLR0915 -- one flat loop on local names: what numba compiles well
@@ -118,14 +157,18 @@ def anneal(  # noqa: C901, PLR0912, PLR0915 -- one flat loop on local names: wha
     """Improves a state in place over `n_steps` evaluations between two temperatures (s); the best objective."""
     np.random.seed(seed)
     n_tables, n_ranks = len(option), len(a.capacity)
-    load, held = np.zeros((n_ranks, a.cost.shape[1])), np.zeros(n_ranks)
-    now = reload(a, option, piece, load, held)
-    best, best_option, best_piece = now, option.copy(), piece.copy()
+    load, held = np.zeros((n_ranks, a.cost.shape[1])), np.zeros((n_ranks, a.memory.shape[1]))
+    best = reload(a, option, piece, load, held)
+    now = objective(a, load, held)
+    best_option, best_piece = option.copy(), piece.copy()
     kept = np.zeros(piece.shape[1], dtype=np.int64)
+    top = fullest(load)
     for step in range(n_steps):
         heat = ends[0] * (ends[1] / ends[0]) ** (step / n_steps)
         kind = np.random.random()
         t = np.random.randint(n_tables)
+        if np.random.random() < TOP_FRAC:
+            t = table_on(a, option, piece, (t, top))
         o, before = a.option_ptr[t] + option[t], option[t]
         other, q, p = -1, 0, 0
         n_options = a.option_ptr[t + 1] - a.option_ptr[t]
@@ -163,8 +206,9 @@ def anneal(  # noqa: C901, PLR0912, PLR0915 -- one flat loop on local names: wha
         value = objective(a, load, held)
         if value <= now or np.random.random() < np.exp((now - value) / heat):
             now = value
-            if value < best * (1.0 - 1e-9):
-                best = value
+            top = fullest(load)
+            if value < best * (1.0 - 1e-9) and kept_value(a, held, value) < best * (1.0 - 1e-9):
+                best = kept_value(a, held, value)
                 best_option[:] = option
                 best_piece[:] = piece
             continue
@@ -193,7 +237,7 @@ def anneal(  # noqa: C901, PLR0912, PLR0915 -- one flat loop on local names: wha
 
 def compiled() -> tuple[Loop, Loop, Loop]:
     """`greedy`, `anneal` and `reload`, compiled once, their machine code cached on disk."""
-    helpers = (objective, apply, sort_key, best_group)
+    helpers = (objective, kept_value, apply, sort_key, best_group, fullest, table_on)
     return (
         compiled_loop(greedy, *helpers),
         compiled_loop(anneal, *helpers, reload),

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from perfmodel.sharding.anneal import apply, objective
+from perfmodel.sharding.anneal import apply, kept_value, objective
 from perfmodel.sharding.layout import Arrays, Floats, Ints, Layout
 
 
@@ -25,7 +25,8 @@ class _Branching:
         self.a: Arrays = layout.arrays
         n = len(layout.tables)
         self.option, self.piece = np.zeros(n, dtype=np.int64), np.zeros((n, layout.max_pieces), dtype=np.int64)
-        self.load, self.held = np.zeros((len(self.a.capacity), self.a.cost.shape[1])), np.zeros(len(self.a.capacity))
+        n_ranks = len(self.a.capacity)
+        self.load, self.held = np.zeros((n_ranks, self.a.cost.shape[1])), np.zeros((n_ranks, self.a.memory.shape[1]))
         least = [self._least(t) for t in range(n)]
         self.order = sorted(range(n), key=lambda t: -float(least[t].sum()))
         rest = np.zeros(self.a.cost.shape[1])
@@ -53,7 +54,7 @@ class _Branching:
         if float(np.maximum(self.load.max(axis=0), even).sum()) >= self.best:
             return
         if depth == len(self.order):
-            value = objective(self.a, self.load, self.held)
+            value = kept_value(self.a, self.held, objective(self.a, self.load, self.held))
             if value < self.best:
                 self.best, self.found = value, (self.option.copy(), self.piece.copy())
             return

@@ -2,8 +2,8 @@
 
 Table t has options option_ptr[t] to option_ptr[t + 1]. Option o has n_pieces[o] pieces; each lies on one of the groups
 group_first[o] + (0 .. n_groups[o] - 1), whose ranks are ranks[group_ptr[g]:group_ptr[g + 1]]. The member at place j of the
-group of piece p then bears cost[cost_ptr[o] + p * size[o] + j, k] of component k, and memory[...] bytes. The objective is the
-sum over components of the largest rank's load, more if memory exceeds `capacity`.
+group of piece p then bears cost[cost_ptr[o] + p * size[o] + j, k] of component k, and memory[..., m] bytes of tier m (device,
+host, SSD). The objective is the sum over components of the largest rank's load, more if memory exceeds `capacity` [ranks, m].
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph import TableAccess
+from perfmodel.plan.shard_memory import cache_bytes
 from perfmodel.plan.shards import TableShard
 from perfmodel.sharding.cost import ShardCost
-from perfmodel.sharding.options import Option, options_of
+from perfmodel.sharding.options import Groups, Option, options_of
 from perfmodel.sharding.plan import Placements
-from perfmodel.sharding.problem import Problem
+from perfmodel.sharding.problem import TIERS, Problem
 
+CACHED = ("uvm_caching", "key_value")
 N_COMPONENTS = 3  # kernels of forward, exchanges, kernels of backward: each waits for its slowest rank
 
 Ints = NDArray[np.int64]
@@ -116,21 +118,13 @@ def _arrays(
     shards = [part for part in parts if part is not None]
     times = costs.shard_times(shards)
     cost = np.zeros((at, N_COMPONENTS))
-    memory = np.zeros(at)
+    memory = np.zeros((at, len(TIERS)))
     rows = [(t.lookup_s, t.input_s + t.output_s + t.gradient_s, t.update_s) for t in times]
     whole = {table.parameter: table for table in problem.tables.values()}
     place = np.array([owner[i] for i in present], dtype=np.int64)
     np.add.at(cost, place, np.array(rows).reshape(-1, N_COMPONENTS))
-    np.add.at(memory, place, np.array([device_bytes(problem, shard, whole[shard.name]) for shard in shards]))
-    groups: dict[tuple[tuple[int, ...], ...], int] = {}
-    group_ptr: list[int] = [0]
-    ranks: list[int] = []
-    for option, _ in flat:
-        if option.groups not in groups:
-            groups[option.groups] = len(group_ptr) - 1
-            for group in option.groups:
-                ranks += group
-                group_ptr.append(len(ranks))
+    np.add.at(memory, place, np.array([tier_bytes(problem, shard, whole[shard.name]) for shard in shards]))
+    group_first, group_ptr, ranks = group_arrays([option.groups for option, _ in flat])
     counts = [len(own) for own in options]
     return Arrays(
         option_ptr=np.cumsum([0, *counts]).astype(np.int64),
@@ -139,24 +133,41 @@ def _arrays(
         cost_ptr=np.array(cost_ptr, dtype=np.int64),
         cost=cost,
         memory=memory,
-        group_first=np.array([groups[o.groups] for o, _ in flat], dtype=np.int64),
+        group_first=group_first,
         n_groups=np.array([len(o.groups) for o, _ in flat], dtype=np.int64),
-        group_ptr=np.array(group_ptr, dtype=np.int64),
-        ranks=np.array(ranks, dtype=np.int64),
-        capacity=np.array(problem.free_bytes, dtype=np.float64),
+        group_ptr=group_ptr,
+        ranks=ranks,
+        capacity=problem.capacity_bytes(),
     )
 
 
-def device_bytes(problem: Problem, shard: TableShard, table: TableAccess) -> float:
-    """Device memory of a part of `table`: rows with state, or its cache; buffers of looked-up rows and their gradients."""
+def group_arrays(groups: Sequence[Groups]) -> tuple[Ints, Ints, Ints]:
+    """`group_first`, `group_ptr` and `ranks` of options' groups; options with equal groups share them."""
+    known: dict[Groups, int] = {}
+    group_ptr: list[int] = [0]
+    ranks: list[int] = []
+    for mine in groups:
+        if mine not in known:
+            known[mine] = len(group_ptr) - 1
+            for group in mine:
+                ranks += group
+                group_ptr.append(len(ranks))
+    first = np.array([known[mine] for mine in groups], dtype=np.int64)
+    return first, np.array(group_ptr, dtype=np.int64), np.array(ranks, dtype=np.int64)
+
+
+def tier_bytes(problem: Problem, shard: TableShard, table: TableAccess) -> tuple[float, float, float]:
+    """What a part of `table` needs of each tier: rows with state, or a cache of them; buffers of rows and gradients."""
     buffers = 2.0 * problem.batch * problem.n_ranks * shard.access.dim * 4
     kernel = shard.placement.kernel
-    if kernel == "uvm":
-        return buffers
-    if kernel in ("uvm_caching", "key_value"):
-        return buffers + shard.weight_bytes * shard.placement.cache_load_factor
     state = problem.row_bytes[shard.name] - table.dim * table.itemsize_bytes
     if state >= table.dim:
         state = state * shard.access.dim // table.dim
-    extra = shard.access.dim * 4 if kernel == "dense" else 0
-    return buffers + shard.weight_bytes + shard.access.rows * (state + extra)
+    rows = float(shard.weight_bytes + shard.access.rows * state)
+    if kernel == "uvm":
+        return buffers, rows, 0.0
+    if kernel in CACHED:
+        cache = buffers + cache_bytes(shard)
+        return (cache, rows, 0.0) if kernel == "uvm_caching" else (cache, 0.0, rows)
+    dense = shard.access.rows * shard.access.dim * 4 if kernel == "dense" else 0
+    return buffers + rows + dense, 0.0, 0.0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.config.loading import Spec, validate
 from perfmodel.config.sharding import DEFAULT_CACHE_LOAD_FACTOR, Kernel, Precision, Sharding
 from perfmodel.errors import ConfigError, suggest
 from perfmodel.graph import TableAccess
 
+TIERS = ("device", "host", "ssd")  # of memory
 DEFAULT_MIN_PARTITION = 32  # columns; the least that TorchRec's planner cuts a table into
 SEARCHED: tuple[Sharding, ...] = (
     "table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "data_parallel"
@@ -42,6 +47,7 @@ class Problem:
         n_ranks, batch: ranks, and samples each of them has.
         domains: ranks that share a fast domain (NVLink), in order; every rank is in one.
         free_bytes: device memory that each rank has for tables.
+        host_bytes, ssd_bytes: a rank's share of its host's memory and SSDs, for each rank; without limit if not given.
         row_bytes: bytes of a row with its optimizer's state, by the table's parameter.
         constraints: by table.
         kernels, shardings: what the search may choose from; a table's constraint replaces them.
@@ -53,6 +59,8 @@ class Problem:
     domains: tuple[tuple[int, ...], ...]
     free_bytes: tuple[int, ...]
     row_bytes: Mapping[str, int]
+    host_bytes: tuple[float, ...] = ()
+    ssd_bytes: tuple[float, ...] = ()
     constraints: Mapping[str, Constraint] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ("fused",)
     shardings: tuple[Sharding, ...] = SEARCHED
@@ -60,6 +68,13 @@ class Problem:
     def constraint(self, name: str) -> Constraint:
         """What a table may do."""
         return self.constraints.get(name, _FREE)
+
+    def capacity_bytes(self) -> NDArray[np.float64]:
+        """Room of each rank in each tier of memory [ranks, TIERS]."""
+        unlimited = (math.inf,) * self.n_ranks
+        return np.array(
+            [self.free_bytes, self.host_bytes or unlimited, self.ssd_bytes or unlimited], dtype=np.float64
+        ).T
 
 
 _FREE = Constraint()

@@ -59,7 +59,7 @@ def enumerated(layout):
             mine += [(o - a.option_ptr[t], g) for g in itertools.product(range(a.n_groups[o]), repeat=a.n_pieces[o])]
         choices.append(mine)
     best = float("inf")
-    load, held = np.zeros((len(a.capacity), 3)), np.zeros(len(a.capacity))
+    load, held = np.zeros((len(a.capacity), 3)), np.zeros(a.capacity.shape)
     piece = np.zeros((len(choices), layout.max_pieces), dtype=np.int64)
     for state in itertools.product(*choices):
         for t, (_, groups) in enumerate(state):
