@@ -19,7 +19,9 @@ from perfmodel.pipeline.pricebook import STREAM_NUMBERS, IntArray
 from perfmodel.sim.loops import LOADED_FROM_TASKS, compiled_loop, has_numba
 from perfmodel.sim.program import HOST
 
-N_CLOCKS = 2 * (max(STREAM_NUMBERS.values()) + 1)  # of a rank
+N_STREAMS = max(STREAM_NUMBERS.values()) + 1
+N_CLOCKS = 2 * N_STREAMS  # of a rank
+NO_STREAM = -1
 HOST_FREE = 0
 NEVER = -(1 << 60)  # ps; before every time there is, with room to add to it
 
@@ -35,10 +37,28 @@ def ended(stream: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SegmentTasks:
+    """The tasks of a segment, one after the other.
+
+    Task t waits for `before[d]` (a clock before the segment, or N_CLOCKS plus a task of it) and `lag_ps[d]`, d from ptr[t] to
+    ptr[t + 1], and `launches` a kernel on a stream (NO_STREAM: none). `tail_ps` and `held` are as in `LoweredSegment`.
+    """
+
+    stream: IntArray
+    duration_ps: IntArray
+    ptr: IntArray
+    before: IntArray
+    lag_ps: IntArray
+    launches: IntArray
+    tail_ps: int
+    held: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Move:
     """Clock `out[i]` becomes the largest of the clocks `source[j]` plus `weight[j]`, j from ptr[i] to ptr[i + 1].
 
-    `streams` are those whose clocks it reads or sets; `n_kernels` counts the tasks on each.
+    `streams` are those whose clocks it reads or sets; `n_kernels` counts the tasks on each. It was found from `tasks`.
     """
 
     out: tuple[int, ...]
@@ -47,13 +67,15 @@ class Move:
     weight: tuple[int, ...]
     streams: frozenset[int]
     n_kernels: dict[int, int]
+    tasks: SegmentTasks
 
 
 def move_of(lowered: LoweredSegment) -> Move:
     """The move of a segment's program."""
     program = lowered.program
     streams = program.stream.tolist()
-    weights = _longest_paths(lowered)
+    tasks = _tasks(lowered)
+    weights = _longest_paths(tasks)
     last = {stream: task for task, stream in enumerate(streams)}
     kept = {ended(s): weights[task] for s, task in last.items() if s != HOST}
     nexts = {free(s): weights[task].copy() for s, task in last.items() if s != HOST}
@@ -72,6 +94,7 @@ def move_of(lowered: LoweredSegment) -> Move:
         weight=tuple(np.concatenate([row[at] for _, at, row in found]).tolist()),
         streams=frozenset(touched - {HOST}),
         n_kernels={s: streams.count(s) for s in set(streams) if s != HOST},
+        tasks=tasks,
     )
 
 
@@ -81,26 +104,43 @@ def _unit(clock: int) -> IntArray:
     return row
 
 
-def _longest_paths(lowered: LoweredSegment) -> IntArray:
-    """For each task the longest way (ps) from each clock before the segment to its end; NEVER where there is none."""
+def _tasks(lowered: LoweredSegment) -> SegmentTasks:
     program = lowered.program
     n = len(program.stream)
-    # Tasks wait for rows of one table: the clocks before the segment, then the tasks themselves.
-    table = np.full((N_CLOCKS + n, N_CLOCKS), NEVER, dtype=np.int64)
-    np.fill_diagonal(table[:N_CLOCKS], 0)
     opens = np.array(lowered.open_waits, dtype=np.int64).reshape(-1, 2)
-    owner = np.concatenate([np.repeat(np.arange(n), program.dep_count), opens[:, 0]])
+    inside = np.repeat(np.arange(n), program.dep_count)
+    owner = np.concatenate([inside, opens[:, 0]])
     before = np.concatenate([program.dep_index + N_CLOCKS, 2 * opens[:, 1] + 1])
     lag = np.concatenate([program.dep_lag_ps, np.zeros(len(opens), dtype=np.int64)])
     by_owner = np.argsort(owner, kind="stable")
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
+    launched = np.flatnonzero((program.stream[inside] != HOST) & (program.stream[program.dep_index] == HOST))
+    launches = np.full(n, NO_STREAM, dtype=np.int64)
+    launches[program.dep_index[launched]] = program.stream[inside[launched]]
+    return SegmentTasks(
+        stream=program.stream,
+        duration_ps=program.duration_ps,
+        ptr=np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64),
+        before=before[by_owner],
+        lag_ps=lag[by_owner],
+        launches=launches,
+        tail_ps=lowered.tail_ps,
+        held=lowered.held,
+    )
+
+
+def _longest_paths(tasks: SegmentTasks) -> IntArray:
+    """For each task the longest way (ps) from each clock before the segment to its end; NEVER where there is none."""
+    n = len(tasks.stream)
+    # Tasks wait for rows of one table: the clocks before the segment, then the tasks themselves.
+    table = np.full((N_CLOCKS + n, N_CLOCKS), NEVER, dtype=np.int64)
+    np.fill_diagonal(table[:N_CLOCKS], 0)
+    columns = (tasks.stream, tasks.duration_ps, tasks.ptr, tasks.before, tasks.lag_ps)
     if n >= LOADED_FROM_TASKS and has_numba():
-        loop = compiled_loop(path_loop)
-        loop(program.stream, program.duration_ps, ptr, before[by_owner], lag[by_owner], table)
+        compiled_loop(path_loop)(*columns, table)
     else:
         rows = table.tolist()
-        stream, duration = program.stream.tolist(), program.duration_ps.tolist()
-        path_loop(stream, duration, ptr.tolist(), before[by_owner].tolist(), lag[by_owner].tolist(), rows)
+        stream, duration, ptr, before, lag = (column.tolist() for column in columns)
+        path_loop(stream, duration, ptr, before, lag, rows)
         table = np.array(rows, dtype=np.int64)
     return table[N_CLOCKS:]
 

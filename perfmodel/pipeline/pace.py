@@ -1,9 +1,9 @@
 """The iteration time of a segmented plan without its tasks: clocks moved segment by segment until the pattern repeats.
 
-What comes out is the steady state of the simulator's rules to the picosecond, but for two things that only lengthen an
-iteration and are left out: the slowdown of compute beside communication, and the bound of the launch queue. Durations that
-slowdown makes longer, and waits that the queue adds, never shorten a max-plus system, so the pace is a lower bound of the
-prediction in every case, and the prediction itself where neither applies (`Pace.is_exact`).
+What comes out is the steady state of the simulator's rules to the picosecond, but for one thing that only lengthens an
+iteration and is left out: the slowdown of compute beside communication. Durations that slowdown makes longer never shorten a
+max-plus system, so the pace is a lower bound of the prediction in every case, and the prediction itself where it does not
+apply (`Pace.is_exact`). Where a launch queue may fill, clocks move task by task instead (`queued_pace`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from perfmodel.estimate import Estimate
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.lower import lower_segment
-from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, NEVER, Move, free, joined, move_of
+from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, NEVER, Move, joined, move_of
 from perfmodel.pipeline.pricebook import IntArray, PriceBook
-from perfmodel.pipeline.script import END, ISSUE, MEET, RUN, WAIT, Script, Sources, script_of
+from perfmodel.pipeline.queued_pace import queued_ps
+from perfmodel.pipeline.script import END, ISSUE, MEET, RUN, WAIT, Script, Sources, live_clocks, script_of
 from perfmodel.plan import Collective, Placement
 from perfmodel.plan.runs import Piece, Segment
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH
@@ -59,8 +60,13 @@ class Paces:
         """
         devices = [books[rank_class.device].device for rank_class in placement.classes]
 
+        known: dict[object, CollectiveEstimate] = {}  # siblings by identity: to hash thousands costs more than a price
+
         def price(collective: Collective) -> CollectiveEstimate:
-            return self._collectives.of(collective, topology)
+            key = collective.op, collective.bytes, collective.dtype, collective.ranks, id(collective.siblings)
+            if key not in known:
+                known[key] = self._collectives.of(collective, topology)
+            return known[key]
 
         script = script_of(
             placement,
@@ -70,12 +76,15 @@ class Paces:
                 issue_ps=lambda cls: _issue_ps(devices[cls]),
             ),
         )
-        iteration_ps = _steady_ps(script, [_lag_ps(device) for device in devices])
+        lag_ps = [_lag_ps(device) for device in devices]
+        if max(script.n_kernels.values(), default=0) > LAUNCH_QUEUE_DEPTH:
+            iteration_ps = queued_ps(script, lag_ps, LAUNCH_QUEUE_DEPTH)
+        else:
+            iteration_ps = _steady_ps(script, lag_ps)
         if iteration_ps is None:
             return None
         slowed = overlap and any(device.overlap_factor > 1.0 for device in devices)
-        queued = max(script.n_kernels.values(), default=0) > LAUNCH_QUEUE_DEPTH
-        return Pace(iteration_ps=iteration_ps, is_exact=not slowed and not queued)
+        return Pace(iteration_ps=iteration_ps, is_exact=not slowed)
 
     def _move(self, run: Segment, book: PriceBook, topology: Topology) -> Move:
         # A lone op is wrapped anew for every placement; what it does is the op's.
@@ -123,7 +132,7 @@ def _steady_ps(script: Script, lag_ps: Sequence[int]) -> Fraction | None:
     clocks = np.zeros((script.n_classes, N_CLOCKS), dtype=np.int64)
     slots = np.zeros(max(script.n_slots, 1), dtype=np.int64)
     scratch = np.zeros(N_CLOCKS, dtype=np.int64)
-    live = _live(script)
+    live = live_clocks(script)
     states: list[IntArray] = []
     numba = has_numba()
     for _ in range(MAX_ITERATIONS):
@@ -140,13 +149,6 @@ def _steady_ps(script: Script, lag_ps: Sequence[int]) -> Fraction | None:
         if cycle:
             return Fraction(int((states[-1] - states[-1 - cycle]).max()), cycle)
     return None
-
-
-def _live(script: Script) -> IntArray:
-    """Clocks that an iteration hands on: each class's host, and the next start on each stream that it uses."""
-    found = {cls * N_CLOCKS + HOST_FREE for cls in range(script.n_classes)}
-    found |= {cls * N_CLOCKS + free(stream) for cls, stream in script.n_kernels}
-    return np.array(sorted(found), dtype=np.int64)
 
 
 def pace_loop(a: Arrays, clocks: Any, slots: Any, scratch: Any) -> None:

@@ -18,7 +18,7 @@ def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, list[Car
     carry = [dep for lowered in classes for dep in lowered.carry]
     programs: list[ArrayProgram] = [lowered.program for lowered in classes]
     if any(_fills_queue(program) for program in programs):
-        programs, queued = with_launch_queue(programs)
+        programs, queued = with_launch_queue(programs, LAUNCH_QUEUE_DEPTH)
         carry += [dep for dep in queued if dep.distance == 1]
     return compile_programs(programs), carry
 

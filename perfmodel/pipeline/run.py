@@ -140,7 +140,7 @@ class PriceBooks:
 
 
 def _trains(graph: Graph) -> bool:
-    return any(op.phase == "backward" for op in graph.ops)
+    return any(op.phase == "backward" for op in reversed(graph.ops))
 
 
 def predict_graph(

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfmodel.collectives import CollectiveEstimate
-from perfmodel.pipeline.moves import Move
-from perfmodel.pipeline.pricebook import STREAM_NUMBERS
+from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, Move, free
+from perfmodel.pipeline.pricebook import STREAM_NUMBERS, IntArray
 from perfmodel.plan import Collective, Placement
 from perfmodel.plan.runs import EventRuns, Piece, Segment
 from perfmodel.sim.program import COMPUTE
@@ -54,6 +56,13 @@ class _Meeting:
 
     missing: int
     came: list[tuple[int, int, int, Collective]] = field(default_factory=list)
+
+
+def live_clocks(script: Script) -> IntArray:
+    """Clocks (class times N_CLOCKS plus clock) that an iteration hands on: hosts, and the next start on streams in use."""
+    found = {cls * N_CLOCKS + HOST_FREE for cls in range(script.n_classes)}
+    found |= {cls * N_CLOCKS + free(stream) for cls, stream in script.n_kernels}
+    return np.array(sorted(found), dtype=np.int64)
 
 
 def script_of(placement: Placement, sources: Sources) -> Script:

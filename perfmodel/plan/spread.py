@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
@@ -20,6 +20,7 @@ from perfmodel.plan.stages import Stage, cut
 from perfmodel.plan.tensor_parallel import tensor_parallel
 
 Group = tuple[int, ...]
+MAX_GROUPS = 512  # of rank classes, remembered
 
 # Mesh dimensions along which ranks hold the same dense parameters, whose gradients they reduce, and the same experts.
 REPLICAS = ("dp", "ep", "cp")
@@ -109,30 +110,33 @@ class Spread:
         same parameters; `experts`: of those, the ones with the same experts; `shard` and `copies`: the ones between which
         states are divided, and the ones that hold the same part of them.
         """
-        along: dict[str, Callable[[int], Group]] = {
-            "tp": partial(self._along, ("tp",)),
-            "cp": partial(self._along, ("cp",)),
-            "ep": partial(self._along, ("ep",)),
-            "dp": partial(self._along, REPLICAS),
-            "experts": partial(self._along, EXPERT_REPLICAS),
-            "shard": self._shard_group,
-            "copies": self._copies,
-        }
-        members = self.mesh.members("pp", stage)
-        of = {name: find(rank) for name, find in along.items()}
-        return Groups(of=of, siblings={name: _others(of[name], find, members) for name, find in along.items()})
+        return _groups(tuple(self.mesh.sizes.items()), self.n_shards, stage, rank)
 
-    def _along(self, dims: tuple[str, ...], rank: int) -> Group:
-        return self.mesh.group(rank, *dims)
 
-    def _shard_group(self, rank: int) -> Group:
-        replicas = self.mesh.group(rank, *REPLICAS)
-        first = replicas.index(rank) // self.n_shards * self.n_shards
-        return replicas[first : first + self.n_shards]
+@lru_cache(maxsize=MAX_GROUPS)
+def _groups(sizes: tuple[tuple[str, int], ...], n_shards: int, stage: int, rank: int) -> Groups:
+    """`Spread.groups` on a mesh of these sizes; plans of an autotuner ask for the same ones again and again."""
+    mesh = Mesh(sizes=dict(sizes))
 
-    def _copies(self, rank: int) -> Group:
-        replicas = self.mesh.group(rank, *REPLICAS)
-        return replicas[replicas.index(rank) % self.n_shards :: self.n_shards]
+    def along(*dims: str) -> Callable[[int], Group]:
+        return lambda rank: mesh.group(rank, *dims)
+
+    def shard(rank: int) -> Group:
+        replicas = mesh.group(rank, *REPLICAS)
+        first = replicas.index(rank) // n_shards * n_shards
+        return replicas[first : first + n_shards]
+
+    def copies(rank: int) -> Group:
+        replicas = mesh.group(rank, *REPLICAS)
+        return replicas[replicas.index(rank) % n_shards :: n_shards]
+
+    find: dict[str, Callable[[int], Group]] = {
+        "tp": along("tp"), "cp": along("cp"), "ep": along("ep"), "dp": along(*REPLICAS), "experts": along(*EXPERT_REPLICAS),
+        "shard": shard, "copies": copies,
+    }  # fmt: skip
+    members = mesh.members("pp", stage)
+    of = {name: group_of(rank) for name, group_of in find.items()}
+    return Groups(of=of, siblings={name: _others(of[name], group_of, members) for name, group_of in find.items()})
 
 
 def _others(own: Group, find: Callable[[int], Group], members: Group) -> tuple[Group, ...]:

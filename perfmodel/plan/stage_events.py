@@ -9,7 +9,7 @@ from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.events import Collective, Event, Stream, link_events, op_event
 from perfmodel.plan.offload import optimizer_on_host, to_device
-from perfmodel.plan.passes import Pass, Passes, reduced_over
+from perfmodel.plan.passes import Pass, Passes, buckets_of, reduced_over
 from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Segment
 from perfmodel.plan.schedule import Step
 from perfmodel.plan.segments import Program, ops_of, segment
@@ -113,8 +113,8 @@ class StageWriter:
         if ddp.offload:
             self.program.extend(chunk.facts.derived(("fetched", self.groups.of["dp"]), partial(self._fetched, chunk)))
             return
-        for group, parameters in reduced_over(chunk.graph.parameters, self.spread.experts, self.groups):
-            for bucket in assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap):
+        for group, buckets in buckets_of(chunk, ddp, self.spread.experts, self.groups):
+            for bucket in buckets:
                 self._blocking(
                     Collective(
                         op="all_gather",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.api import as_topology, extract_graph
 from perfmodel.config import load_plan
 from perfmodel.errors import ConfigError, InfeasiblePlanError
+from perfmodel.pipeline import pace, programs, queued_pace
 from perfmodel.pipeline.run import PriceBooks, find_floor, predict_graph
 from perfmodel.pipeline.script import NotSegmentedError, script_of
 from perfmodel.pipeline.settings import RunSettings
@@ -70,6 +71,33 @@ def test_the_pace_is_that_of_the_simulated_tasks(text) -> None:
     assert floor.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
     assert floor.memory_bytes == run.prediction.memory_bytes
     assert floor.samples == run.prediction.batch_per_rank * run.prediction.replicas
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=plans, depth=st.integers(1, 300))
+def test_the_pace_behind_a_launch_queue_is_that_of_the_simulated_tasks(text, depth) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pace, programs):
+            patch.setattr(module, "LAUNCH_QUEUE_DEPTH", depth)
+        try:
+            floor, run = both(text, machine("dgx_h100", 2))
+        except (ConfigError, InfeasiblePlanError):
+            return
+    if floor is not None:
+        assert floor.is_exact
+        assert floor.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
+
+
+def test_a_short_launch_queue_lengthens_an_iteration_without_numba_as_well(monkeypatch) -> None:
+    """A queue of one launch leaves nothing of the host's lead."""
+    free, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
+    for module in (pace, programs):
+        monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 1)
+    compiled, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
+    monkeypatch.setattr(queued_pace, "has_numba", lambda: False)
+    plain, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
+    assert plain == compiled
+    assert plain.iteration_time_s > free.iteration_time_s
 
 
 @pytest.mark.parametrize(
