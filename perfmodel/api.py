@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from perfmodel.config import ModelSpec, PlanSpec, TopologySpec, load_model, load_plan, load_topology
 from perfmodel.config.entrypoint import EntrypointSpec
+from perfmodel.config.foreign import HuggingFaceSpec
 from perfmodel.config.loading import Source
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
@@ -158,6 +160,11 @@ class Predictor:
         self._books = PriceBooks()
         self._lock = Lock()
         self._n_runs = 0
+
+    @property
+    def settings(self) -> RunSettings:
+        """How iterations are executed."""
+        return self._settings
 
     def graph(self, batch: int | None = None, target: Target | None = None) -> Graph:
         """The execution graph at `batch` samples per rank (None: the model's own), extracted when first asked for.
@@ -349,7 +356,10 @@ def _extract_spec(spec: ModelSpec, target: Target, values: Values, span: Span, *
 
     if not use_cache or isinstance(spec, EntrypointSpec):
         return make()
-    key = cache.graph_key(spec.model_dump(mode="json"), {"target": target, "values": values, "span": span})
+    options: dict[str, Any] = {"target": target, "values": values, "span": span}
+    if isinstance(spec, HuggingFaceSpec):
+        options["transformers"] = version("transformers")
+    key = cache.graph_key(spec.model_dump(mode="json"), options)
     return cache.cached(key, make)
 
 

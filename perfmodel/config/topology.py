@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Spec
-from perfmodel.config.quantity import BytesPerS, Seconds
+from perfmodel.config.quantity import BytesPerS, PositiveBytes, Seconds
 from perfmodel.errors import ConfigError
 
 LEVELS = ("switches", "switch_trees", "host_bridges", "sockets")
@@ -214,7 +214,7 @@ class P2pSpec(Spec):
 
 
 class NodeSpec(Spec):
-    """One host: its GPUs (or CPU ranks) and what joins them."""
+    """One host: its GPUs (or CPU ranks) and what joins them; bytes of its memory and of its SSDs, if known."""
 
     gpus: Annotated[tuple[GpuSpec, ...], BeforeValidator(_gpu_list)] = ()
     cpus: CpuSpec | None = None
@@ -223,6 +223,8 @@ class NodeSpec(Spec):
     nics: NicSpec | None = None
     p2p: P2pSpec = P2pSpec()
     measured: tuple[MeasuredSpec, ...] = ()
+    memory: PositiveBytes | None = None
+    ssd: PositiveBytes | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Spec
 from perfmodel.config.quantity import PositiveCount
@@ -33,11 +33,18 @@ class Optimizer(Spec):
 class SparseOptimizer(Spec):
     """The optimizer of embedding tables. It touches only the rows that an iteration looked up.
 
-    `fused`: the update happens in the backward kernel (FBGEMM, TorchRec) and no gradient tensor exists.
+    `fused`: the update happens in the backward kernel (FBGEMM, TorchRec) and no gradient tensor exists. `lamb` exists fused
+    only.
     """
 
-    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"]
     fused: bool = False
+
+    @model_validator(mode="after")
+    def _exists(self) -> SparseOptimizer:
+        if self.name == "lamb" and not self.fused:
+            raise ValueError("fused: found false with lamb, allowed true (only FBGEMM has it for looked-up rows)")
+        return self
 
 
 class Loop(Spec):

@@ -67,6 +67,10 @@ class SparseAdam(_SparseLoop):
         parameter.add_(_rows(indices, -rate * numerator.div_(denominator), gradient))
 
 
+class FusedLamb(SparseAdam):
+    """LAMB as FBGEMM has it, in a backward kernel: two moments an element, as Adam; the loop stands in until it is fused."""
+
+
 class RowwiseAdagrad(_SparseLoop):
     """Adagrad with one accumulator a row: the mean square of the row's gradient (Gupta et al. 2014).
 
@@ -92,6 +96,7 @@ _SPARSE: Mapping[str, Maker] = {
     "adagrad": torch.optim.Adagrad,
     "adam": SparseAdam,
     "rowwise_adagrad": RowwiseAdagrad,
+    "lamb": FusedLamb,
 }
 
 

@@ -85,6 +85,10 @@ def make_optimizers(built: BuiltModel) -> list[TorchOptimizer]:
         raise GraphError("optimizer.main_parameters: predicted only, not run; leave it out to train here")
     if dense:
         made.append(_DENSE[built.optimizer](dense, **built.optimizer_kwargs))
+    if sparse and built.sparse_optimizer not in _SPARSE:
+        raise GraphError(
+            f"sparse_optimizer {built.sparse_optimizer}: predicted only, not run; use {', '.join(_SPARSE)} here"
+        )
     if sparse:
         made.append(_SPARSE[built.sparse_optimizer](list(sparse.values()), lr=LEARNING_RATE))
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,21 @@ SCHEMA_VERSION = 1
 
 def render_ranking(ranking: Ranking, top: int) -> str:
     """The ranked table, where the first plan's time goes by rank, and what would help."""
-    head = f"{'plan':<24} {'iteration':>10} {'range':>21} {'first wins':>10} {'max/mean':>8} {'headroom':>10}  binds"
+    head = (
+        f"{'plan':<24} {'iteration':>10} {'range':>21} {'search cost':>11} {'first wins':>10} {'max/mean':>8} "
+        f"{'headroom':>10}  binds"
+    )
     lines = [head]
     for place in ranking.plans[:top]:
         lines.append(_row(place))
     best = ranking.plans[0]
     lines += ["", f"{best.plan.name}: where each rank's iteration goes", *_loads(best)]
+    lines += [f"memory, {tier.text}" for tier in best.tiers]
     lines += [f"what would help: {words}" for words in best.advice]
     lines += [f"refused: {one.name}: {one.reason}" for one in ranking.refused]
     if ranking.n_evaluations:
-        lines.append(f"searched {ranking.n_evaluations:,} placements in {format_time(ranking.search_s)}")
+        simulated = f", simulated {ranking.n_simulated:,}" if ranking.n_simulated else ""
+        lines.append(f"searched {ranking.n_evaluations:,} placements{simulated} in {format_time(ranking.search_s)}")
     return "\n".join(lines)
 
 
@@ -31,11 +37,12 @@ def _row(place: RankedPlan) -> str:
     p = place.prediction
     low, high = format_time(p.low_s), format_time(p.high_s)
     odds = "tie" if place.ties else format_percent(place.beaten_frac)
+    cost = "-" if math.isnan(place.surrogate_s) else format_time(place.surrogate_s)
     headroom = min(load.headroom_bytes for load in place.loads)
     binds = f"rank {place.binding_rank}" + (f", {short_name(place.binding_table)}" if place.binding_table else "")
     note = "" if place.verdict == "fits" else f" ({place.verdict})"
     return (
-        f"{place.plan.name[:24]:<24} {format_time(p.iteration_time_s):>10} {low + ' - ' + high:>21} {odds:>10} "
+        f"{place.plan.name[:24]:<24} {format_time(p.iteration_time_s):>10} {low + ' - ' + high:>21} {cost:>11} {odds:>10} "
         f"{place.imbalance:>8.2f} {format_bytes(headroom):>10}{note}  {binds}"
     )
 
@@ -76,7 +83,13 @@ def render_plan(place: RankedPlan) -> str:
         f"  {format_time(part.time_s):>10} {format_percent(part.share_frac):>6}  {part.cause}"
         for part in place.prediction.critical_path[:8]
     ]
-    return "\n".join([*lines, *(f"what would help: {words}" for words in place.advice)])
+    return "\n".join(
+        [
+            *lines,
+            *(f"memory, {tier.text}" for tier in place.tiers),
+            *(f"what would help: {words}" for words in place.advice),
+        ]
+    )
 
 
 def plain_ranking(ranking: Ranking, top: int) -> Mapping[str, Any]:
@@ -86,6 +99,7 @@ def plain_ranking(ranking: Ranking, top: int) -> Mapping[str, Any]:
         "plans": [_plain(place) for place in ranking.plans[:top]],
         "refused": [{"name": one.name, "reason": one.reason} for one in ranking.refused],
         "evaluations": ranking.n_evaluations,
+        "simulations": ranking.n_simulated,
         "search_s": ranking.search_s,
     }
 
@@ -105,6 +119,15 @@ def _plain(place: RankedPlan) -> Mapping[str, Any]:
         "binding_rank": place.binding_rank,
         "binding_table": place.binding_table,
         "verdict": place.verdict,
+        "memory": [
+            {
+                "tier": tier.name,
+                "verdict": tier.verdict,
+                "needed_bytes": tier.needed_bytes,
+                "capacity_bytes": tier.capacity_bytes or None,
+            }
+            for tier in place.tiers
+        ],
         "advice": list(place.advice),
         "memory_bytes": p.memory_bytes,
     }

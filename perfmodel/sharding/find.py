@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -22,12 +24,16 @@ from perfmodel.sharding.baselines import BASELINES
 from perfmodel.sharding.plan import with_placement
 from perfmodel.sharding.problem import SEARCHED, Problem, read_constraints
 from perfmodel.sharding.rank import Candidate, Ranking, rank_candidates, short_name
+from perfmodel.sharding.refine import refine
 from perfmodel.sharding.search import Found, Search
+from perfmodel.sharding.simulate import PlanSimulator
 from perfmodel.sharding.surrogate import Surrogate
+from perfmodel.sharding.tiers import shares_of_hosts
 from perfmodel.topology import Topology
 from perfmodel.units import parse_seconds
 
-SEARCH_SHARE = 0.5  # of the time budget; the rest is for simulating what was found
+SEARCH_SHARE = 0.4  # of the time budget; then what was found is simulated and improved by the simulator
+REFINE_SHARE = 0.75  # of the time budget by the end of that; the rest is for whole predictions of the best
 FAMILIES: tuple[tuple[Sharding, ...], ...] = (
     ("table_wise",), ("column_wise",), ("table_wise", "column_wise"), ("row_wise",), SEARCHED
 )  # fmt: skip
@@ -97,6 +103,8 @@ def problem_of(
         free_bytes=tuple(
             max(round(devices[place.device].memory_bytes * ALLOCATOR_SHARE) - dense, 0) for place in topology.ranks
         ),
+        host_bytes=shares_of_hosts(topology)[0],
+        ssd_bytes=shares_of_hosts(topology)[1],
         row_bytes={name: facts.table_row_bytes[name] for name in facts.tables},
         constraints=read_constraints(options.rules, list(names.values())),
         kernels=options.kernels,
@@ -119,6 +127,7 @@ def find_plans(
     *,
     given: Sequence[PlanSpec] = (),
     options: SearchOptions | None = None,
+    simulator: PlanSimulator | None = None,
 ) -> Ranking:
     """Searches, simulates what was found beside the given plans and the baselines, and ranks all.
 
@@ -127,6 +136,8 @@ def find_plans(
         simulate: the whole model's iteration under a plan.
         given: plans to rank too.
         options: see `SearchOptions`.
+        simulator: says iteration times of placements alone; with it what was found is ordered and improved before whole
+            predictions are made.
 
     Raises:
         InfeasiblePlanError: no plan runs.
@@ -142,6 +153,9 @@ def find_plans(
     costs = Surrogate(problem, plan.embeddings, device, topology, optimizer)
     end = begin + chosen.budget_s * SEARCH_SHARE
     found, n_evaluations = _searched(problem, costs, chosen, end)
+    n_simulated = 0
+    if simulator is not None:
+        found, n_simulated = _simulated(problem, simulator, found, chosen, begin + chosen.budget_s * REFINE_SHARE)
     searched = time.monotonic() - begin
     candidates = [Candidate(plan=one, origin="given") for one in given]
     candidates += [_candidate(plan, one, number) for number, one in enumerate(found)]
@@ -149,7 +163,23 @@ def find_plans(
         for name, make in BASELINES.items():
             candidates.append(Candidate(plan=with_placement(plan, make(problem, chosen.seed), name), origin="baseline"))
     ranking = rank_candidates(candidates, _within(simulate, begin + chosen.budget_s, len(given) + 1))
-    return replace(ranking, n_evaluations=n_evaluations, search_s=searched)
+    return replace(ranking, n_evaluations=n_evaluations, search_s=searched, n_simulated=n_simulated)
+
+
+def _simulated(
+    problem: Problem, simulator: PlanSimulator, found: Sequence[Found], options: SearchOptions, end: float
+) -> tuple[list[Found], int]:
+    """The placements by simulated iteration time, the fastest improved by the simulator; and how many were simulated."""
+    times = simulator.times([one.placement for one in found])
+    runs = [(time_ps, i) for i, time_ps in enumerate(times) if isinstance(time_ps, Fraction)]
+    ordered = [found[i] for _, i in sorted(runs)]
+    ordered += [one for one, time_ps in zip(found, times, strict=True) if not isinstance(time_ps, Fraction)]
+    if not runs:
+        return ordered[: options.top], len(times)
+    better, _, n_tried = refine(problem, simulator, ordered[0].placement, end, seed=options.seed)
+    if better is not ordered[0].placement:
+        ordered.insert(0, replace(ordered[0], placement=better, origin="improved by simulation", cost_s=math.nan))
+    return ordered[: options.top], len(times) + n_tried
 
 
 def _candidate(plan: PlanSpec, found: Found, number: int) -> Candidate:
@@ -180,7 +210,7 @@ def _searched(problem: Problem, costs: Surrogate, options: SearchOptions, end: f
         families.append(search.run(left_s))
         n_evaluations += search.n_evaluations
     found = [one for turn in zip_longest(*families) for one in turn if one is not None]
-    return found[: options.top], n_evaluations
+    return found, n_evaluations
 
 
 class _TimeUpError(InfeasiblePlanError):

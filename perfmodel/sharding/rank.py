@@ -10,14 +10,13 @@ from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.pipeline.prediction import Prediction, RankSummary
 from perfmodel.pipeline.run import Run
+from perfmodel.sharding.tiers import Tier, tiers_of
 
 # Plans closer than this are said to tie. Assumed, not measured on GPUs; on a CPU times repeat to 3 to 16 % (docs/accuracy.md).
 TIE_FRAC = 0.005
-# Standard deviation of the error of a ratio of two predictions for one model and machine, of which what both have in common
-# cancels: assumed, not fitted, so the odds order plans and are no measured frequencies.
-# Half of the range's half width where the plans share most of their work; the rest is what differs between them.
-SHARED_ERROR_FRAC = 0.02
-TIGHT_FRAC = 0.1  # less headroom than this of a device's memory is tight
+# What the same plan's iteration time repeats to, as a standard deviation of each plan's own: assumed, the distance of a tie.
+REPEAT_FRAC = TIE_FRAC
+RANGE_DEVIATIONS = 1.2816  # a range holds the middle 80 % of a normal error: so many standard deviations each way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class RankedPlan:
         ties: whether the two are closer than what iteration times repeat to.
         imbalance: largest over mean time in embedding and dense kernels of the ranks.
         binding_rank: the rank that the others wait for; binding_table: its most expensive table.
-        verdict: `fits`, `tight`.
+        tiers: memory by tier, with its verdict.
         advice: what would help, in words.
     """
 
@@ -64,8 +63,13 @@ class RankedPlan:
     imbalance: float
     binding_rank: int
     binding_table: str
-    verdict: str
+    tiers: tuple[Tier, ...]
     advice: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """`fits`, or `tight` if some tier is."""
+        return "tight" if any(tier.verdict == "tight" for tier in self.tiers) else "fits"
 
     @property
     def iteration_time_s(self) -> float:
@@ -92,12 +96,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Plans, fastest first, and those that do not run."""
+    """Plans, fastest first, and those that do not run; how many placements the search priced and simulated."""
 
     plans: tuple[RankedPlan, ...]
     refused: tuple[Refused, ...]
     n_evaluations: int = 0
     search_s: float = 0.0
+    n_simulated: int = 0
 
 
 def rank_candidates(candidates: Sequence[Candidate], simulate: Callable[[PlanSpec], Run]) -> Ranking:
@@ -110,7 +115,12 @@ def rank_candidates(candidates: Sequence[Candidate], simulate: Callable[[PlanSpe
             continue
         seen.append(candidate.plan.embeddings)
         try:
-            runs.append((candidate, simulate(candidate.plan)))
+            run = simulate(candidate.plan)
+            full = [tier for tier in tiers_of(run.prediction.ranks, run.topology) if tier.verdict == "does not fit"]
+            if full:
+                refused.append(Refused(name=candidate.plan.name, reason="; ".join(tier.text for tier in full)))
+            else:
+                runs.append((candidate, run))
         except InfeasiblePlanError as error:
             refused.append(Refused(name=candidate.plan.name, reason=str(error)))
     if not runs:
@@ -122,17 +132,31 @@ def rank_candidates(candidates: Sequence[Candidate], simulate: Callable[[PlanSpe
 
 
 def probability_faster(first: Prediction, second: Prediction) -> float:
-    """Probability that the first plan is really faster: what errors of two predictions have in common cancels.
+    """Probability that the first plan is really faster than the second, from the ranges of what their times are made of.
 
-    The log of the ratio is taken as normal; its deviation is that of an error the plans do not share, plus a part of the
-    range for the time in which they differ.
+    Both predictions use the same laws, so the error of a cause on the critical path (a kernel family, an exchange, the host)
+    is taken as one relative error in both plans, normal, with the range of the cause as its middle 80 %; errors of different
+    causes are independent. What a cause takes in both plans then cancels, and the difference of the two times has the variance
+    sum over causes of (relative deviation * difference of the cause's times)^2, and what each plan's own time repeats to.
+    What makes one machine differ from another of its kind scales both times and leaves their order.
     """
-    differ = abs(second.iteration_time_s - first.iteration_time_s)
-    width = (first.high_s - first.low_s) / (2.0 * first.iteration_time_s)
-    share = differ / max(second.iteration_time_s, first.iteration_time_s)
-    deviation = math.hypot(SHARED_ERROR_FRAC, 0.5 * width * share)
-    distance = math.log(second.iteration_time_s / first.iteration_time_s)
-    return 0.5 * (1.0 + math.erf(distance / (deviation * math.sqrt(2.0))))
+    mine, theirs = _by_cause(first), _by_cause(second)
+    deviations = [REPEAT_FRAC * first.iteration_time_s, REPEAT_FRAC * second.iteration_time_s]
+    for cause in sorted({*mine, *theirs}):
+        (time_s, spread_s), (other_s, other_spread_s) = mine.get(cause, (0.0, 0.0)), theirs.get(cause, (0.0, 0.0))
+        relative = (spread_s + other_spread_s) / max(time_s + other_s, 1e-12)
+        deviations.append(relative * (other_s - time_s))
+    deviation = math.hypot(*deviations)
+    difference = second.iteration_time_s - first.iteration_time_s
+    return 0.5 * (1.0 + math.erf(difference / (deviation * math.sqrt(2.0)))) if deviation else 0.5
+
+
+def _by_cause(prediction: Prediction) -> dict[str, tuple[float, float]]:
+    """Seconds on the critical path and their standard deviation, by cause."""
+    return {
+        part.cause: (part.time_s, 0.5 * (part.below_s + part.above_s) / RANGE_DEVIATIONS)
+        for part in prediction.critical_path
+    }
 
 
 def _ranked(candidate: Candidate, run: Run, best: Prediction) -> RankedPlan:
@@ -140,7 +164,6 @@ def _ranked(candidate: Candidate, run: Run, best: Prediction) -> RankedPlan:
     loads = tuple(_load(run, summary) for summary in prediction.ranks)
     busy = [load.forward_s + load.backward_s for load in loads for _ in load.ranks]
     binding = loads[0]
-    least = min(load.headroom_bytes / _capacity(run, load) for load in loads)
     ratio = prediction.iteration_time_s / best.iteration_time_s
     imbalance = max(busy) / (sum(busy) / len(busy)) if sum(busy) else 1.0
     table = _binding_table(run, binding)
@@ -155,13 +178,9 @@ def _ranked(candidate: Candidate, run: Run, best: Prediction) -> RankedPlan:
         imbalance=imbalance,
         binding_rank=binding.ranks[0],
         binding_table=table,
-        verdict="tight" if least < TIGHT_FRAC else "fits",
+        tiers=tiers_of(prediction.ranks, run.topology),
         advice=_advice(prediction, imbalance, binding, table),
     )
-
-
-def _capacity(run: Run, load: RankLoad) -> int:
-    return next(s.memory_capacity_bytes for s in run.prediction.ranks if s.ranks == load.ranks)
 
 
 def _load(run: Run, summary: RankSummary) -> RankLoad:
