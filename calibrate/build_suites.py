@@ -7,6 +7,7 @@ SHARED_DIR is the folder with `data/end_to_end.csv` and `data/megatron_a100_*_no
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,6 +60,18 @@ MEGATRON_NODES = {
 MEGATRON_SOURCE = "VIA-Research/vTrain @f8dda8473a48b373b1d25f51f52d685bff5150c5 data/ground_truth"
 # 18.7 sequences/s of 512 tokens x 6 x 335M parameters, on each V100 in fp32: the table must count something else.
 IMPOSSIBLE = "not scored: the V100 rows of this length need 19 TFLOP/s of a device with 15.7"
+# Of the README's command line (facebookresearch/dlrm, torchrec_dlrm).
+TORCHREC_ROWS = (
+    45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10, 2209, 11267, 128, 4, 974, 14,
+    48937457, 11316796, 40094537, 452104, 12606, 104, 35,
+)  # fmt: skip
+# Language models of MLPerf: model file, and ranks of a replica where the rows' batch and accumulation do not say how they work.
+LLM_NODES = {
+    "NVIDIA H100-SXM5-80GB": ("dgx_h100", 8), "NVIDIA H200-SXM5-141GB": ("dgx_h200", 8),
+    "NVIDIA Blackwell GPU (B200-SXM-180GB)": ("dgx_b200", 8), "NVIDIA Blackwell GPU (GB200)": ("gb200", 4),
+}  # fmt: skip
+SHIPPED_NODES = ("dgx_h100", "dgx_h100_x2", "dgx_h200", "dgx_h200_x2", "dgx_b200")
+GPT3_PLAN = "tp=4,pp=8,schedule=interleaved,chunks=6,sequence=true,shard=optimizer"
 _GPU_WORD = re.compile(r"NVIDIA|Tesla|GPU|[()]")
 
 
@@ -204,6 +217,56 @@ def mlperf(rows: Iterable[Row]) -> Iterator[Cells]:
             yield made
 
 
+def mlperf_llm(rows: Iterable[Row]) -> Iterator[Cells]:
+    """GPT-3 175B and Llama 2 70B under LoRA, one row a system: only the order means anything, so no row has a weight.
+
+    Replicas are the global batch over the steps of accumulation, with micro-batches of one sequence. Assumed: ranks of a
+    replica are tensor parallel (LoRA), or four of tensor and eight of pipeline parallel with six runs of layers (GPT-3, whose
+    rows all leave 32 ranks a replica); BF16 for their FP8.
+    """
+    seen: set[tuple[str, ...]] = set()
+    for row in rows:
+        if row["model"] not in ("gpt3_175b", "llama2_70b_lora") or row["gpu"] not in LLM_NODES:
+            continue
+        batch, steps, n_gpus = int(note_value(row, "global_batch")), int(note_value(row, "grad_accum")), int(row["num_gpus"])
+        system = (row["model"], row["gpu"], row["num_gpus"], str(batch), row["source"] if row["model"] == "gpt3_175b" else "")
+        if system in seen:
+            continue
+        seen.add(system)
+        node, size = LLM_NODES[row["gpu"]]
+        machine = f"{node}_x{n_gpus // size}" if n_gpus > size or node == "gb200" else node
+        n_replicas = batch // steps
+        gpt3 = row["model"] == "gpt3_175b"
+        spread = GPT3_PLAN if gpt3 else f"tp={n_gpus // n_replicas}"
+        made = cells(
+            {**row, "precision": "bf16", "batch_per_gpu": str(batch // n_replicas)},
+            model="models/gpt3_175b_mlperf.yaml" if gpt3 else "llama2_70b_lora",
+            topology=machine if machine in SHIPPED_NODES else f"topologies/{machine}.yaml",
+            plan=f"{spread},dp={n_replicas},micro_batches={steps}",
+        )
+        yield made | {"weight": "0", "name": f"{made['name']}-{row['source'].rpartition('_')[2]}"}
+
+
+def torchrec(folder: Path) -> Iterator[Cells]:
+    """TorchRec's example on 8 A100, as posted in its README without a placement: the largest tables go round the ranks.
+
+    The third posted row (unpooled multi-hot lookups on 8 H100) names no number of indices a feature: it cannot be expressed.
+    """
+    sized = sorted(range(len(TORCHREC_ROWS)), key=lambda table: -TORCHREC_ROWS[table])
+    where = {f"t{table}": {"sharding": "table_wise", "ranks": [place % 8]} for place, table in enumerate(sized)}
+    plan = json.dumps({"embeddings": {"pipeline": "sparse_dist", "placement": where}})
+    found = json.loads((folder / "sharding" / "measured_iterations.json").read_text(encoding="utf-8"))["dlrm_readme"]
+    for row in found:
+        kind = "dot" if row["interaction"] == "dot" else "dcn"
+        yield {
+            "name": f"torchrec-{kind}-b{row['local_batch']}-8x-A100-40GB", "model": f"models/torchrec_dlrm_{kind}.yaml",
+            "topology": "aws_p4d", "plan": plan, "batch_per_rank": str(row["local_batch"]), "seq_len": "",
+            "precision": "fp32", "mode": "eager", "phase": "train", "measured_s": f"{row['iter_ms'] / 1e3:.7g}",
+            "weight": "1", "source": "facebookresearch/dlrm @090956ee torchrec_dlrm/README.MD",
+            "note": "placement not posted; from it/s of a training run with its data loader; precision assumed",
+        }  # fmt: skip
+
+
 def megatron(folder: Path) -> Iterator[Cells]:
     """Megatron-DeepSpeed GPT: fp16 with full recomputation, 1F1B, no gradient buckets (PROVENANCE of the data)."""
     for kind in ("single", "multi"):
@@ -256,6 +319,8 @@ def suites(shared: Path) -> dict[str, Iterator[Cells]]:
         "dlrm_inference_gpu": dlrm_inference(rows),
         "nvidia_reference": nvidia_reference(rows),
         "mlperf_systems": mlperf(rows),
+        "mlperf_llm": mlperf_llm(rows),
+        "torchrec_posted": torchrec(shared / "data"),
         "megatron_a100": megatron(shared / "data"),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.config.dlrm import DlrmSpec
 from perfmodel.config.entrypoint import EntrypointSpec
+from perfmodel.config.foreign import HuggingFaceSpec, foreign_fields, has_family
 from perfmodel.config.huggingface import FAMILIES, config_fields, transformer_fields
 from perfmodel.config.loading import Source, read_source, validate
 from perfmodel.config.reading import read_mapping
@@ -15,13 +16,14 @@ from perfmodel.config.transformer import TransformerSpec
 from perfmodel.config.vision import VisionSpec
 from perfmodel.errors import ConfigError, suggest
 
-ModelSpec = DlrmSpec | TransformerSpec | VisionSpec | EntrypointSpec
+ModelSpec = DlrmSpec | TransformerSpec | VisionSpec | EntrypointSpec | HuggingFaceSpec
 
-KINDS: Mapping[str, type[DlrmSpec] | type[TransformerSpec] | type[VisionSpec] | type[EntrypointSpec]] = {
+KINDS: Mapping[str, type[ModelSpec]] = {
     "dlrm": DlrmSpec,
     "transformer": TransformerSpec,
     "vision": VisionSpec,
     "entrypoint": EntrypointSpec,
+    "huggingface": HuggingFaceSpec,
 }
 # Samples per rank when a Hugging Face config, which has no batch size, is given as the model.
 DEFAULT_BATCH_SIZE = 8
@@ -72,16 +74,26 @@ def _with_config_file(mapping: Mapping[str, Any], where: str, folder: Path) -> d
     path = folder / given
     if not path.is_file():
         raise ConfigError(f"{where}: hf_config: no such file {str(path)!r}")
-    fields = transformer_fields(read_mapping(path), str(path))
+    config = read_mapping(path)
+    fields = foreign_fields(config, ()) if _is_foreign(config) else transformer_fields(config, str(path))
     rest = {key: value for key, value in mapping.items() if key != "hf_config"}
     return {"kind": "transformer", "name": path.stem, "batch_size": DEFAULT_BATCH_SIZE, **fields, **rest}
 
 
 def _with_inline_config(mapping: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
-    fields = transformer_fields(mapping, where)
-    _refuse_misspelt(mapping, where)
+    if _is_foreign(mapping):
+        fields = foreign_fields(mapping, RUN_KEYS)
+    else:
+        fields = transformer_fields(mapping, where)
+        _refuse_misspelt(mapping, where)
     run = {key: mapping[key] for key in RUN_KEYS if key in mapping}
     return {"kind": "transformer", "name": name, "batch_size": DEFAULT_BATCH_SIZE, **fields, **run}
+
+
+def _is_foreign(config: Mapping[str, Any]) -> bool:
+    """Whether transformers builds the model of a config, not we. Its mixtures of experts choose by values: not those."""
+    model_type = str(config.get("model_type"))
+    return model_type not in FAMILIES and "num_experts" not in config and has_family(model_type)
 
 
 def _refuse_misspelt(mapping: Mapping[str, Any], where: str) -> None:

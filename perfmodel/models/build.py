@@ -9,10 +9,11 @@ import torch
 
 from perfmodel.config.dlrm import DlrmSpec
 from perfmodel.config.entrypoint import EntrypointSpec
+from perfmodel.config.foreign import HuggingFaceSpec
 from perfmodel.config.model import ModelSpec
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.errors import GraphError
-from perfmodel.models import dlrm, transformer, vision
+from perfmodel.models import dlrm, huggingface, transformer, vision
 from perfmodel.models.built import BuiltModel
 from perfmodel.models.training import dense_arguments
 from perfmodel.models.user import build_entrypoint
@@ -48,6 +49,8 @@ def _build(spec: ModelSpec, device: str, seed: int) -> BuiltModel:
             return build_entrypoint(spec, device)
         if isinstance(spec, DlrmSpec):
             parts = dlrm.build_parts(spec, device, seed)
+        elif isinstance(spec, HuggingFaceSpec):
+            parts = huggingface.build_parts(spec, device, seed)
         elif isinstance(spec, TransformerSpec):
             parts = transformer.build_parts(spec, device, seed)
         else:

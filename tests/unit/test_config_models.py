@@ -43,7 +43,7 @@ BAD = [
     ({**DLRM, "botom_mlp": [1]}, "botom_mlp: unknown key, allowed name, .*; did you mean 'bottom_mlp'"),
     (
         {**DLRM, "kind": "dlmr"},
-        "kind: found 'dlmr', allowed dlrm, transformer, vision, entrypoint; did you mean 'dlrm'",
+        "kind: found 'dlmr', allowed dlrm, transformer, vision, entrypoint, huggingface; did you mean 'dlrm'",
     ),
     (without(DLRM, "kind"), "kind: missing, allowed dlrm, transformer"),
     ({**DLRM, "batch_size": "8 MiB"}, "batch_size: found '8 MiB', allowed a whole number .*unknown unit 'MiB'"),
