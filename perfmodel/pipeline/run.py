@@ -181,7 +181,13 @@ def predict_graph(
     if settings.stragglers:
         classes = split_stragglers(classes, settings.stragglers)
     compiled, carry = compile_classes(classes)
-    compiled = share_cores(classes, compiled, carry, collectives)
+    compiled = share_cores(
+        classes,
+        compiled,
+        carry,
+        collectives,
+        lambda alone: lower_placement(placement, alone, collectives, settings, books),
+    )
     overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
     steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
@@ -302,6 +308,6 @@ def lower_placement(
     classes = []
     for number, rank_class in enumerate(placement.classes):
         device = devices[rank_class.device]
-        prices = books.of(device).prices(rank_class.events, estimates, issue_s)
+        prices = books.of(device).prices(rank_class.events, estimates, issue_s, remember=True)
         classes.append(lower_class(rank_class, device, prices, settings, number))
     return tuple(classes)

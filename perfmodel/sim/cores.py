@@ -5,6 +5,7 @@ asks for less than an equal share gets what it asks for, the others divide the r
 A compute task asks for whole cores, one for each of its threads. A collective asks for what its transport's threads used
 when it was measured alone; where they get less, it takes longer in proportion. Members that wait ask for nothing.
 
+Beside other ranks' compute a task may also be slower than its share of the cores makes it, since memory is shared as well.
 Durations are those of tasks alone on the host. Times are floats: what comes out are lengths, which the caller rounds.
 """
 
@@ -26,10 +27,16 @@ DONE_PS = 0.5  # less work than this is none: a clock tick is a picosecond
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Threads that each task has running, over all ranks of its class, and the share of a core that each asks for."""
+    """Threads that each task has running, over all ranks of its class, and the share of a core that each asks for.
+
+    `beside` is how many times as long a task takes on the same cores while other ranks compute; `of_rank` are the threads of
+    one rank of its class.
+    """
 
     threads: IntArray
     share: FloatArray
+    beside: FloatArray
+    of_rank: IntArray
 
 
 def lengths_on_cores(compiled: Compiled, duration_ps: FloatArray, demand: Demand, n_cores: float) -> FloatArray:
@@ -80,6 +87,9 @@ class _Run:
         share = np.zeros(n)
         np.maximum.at(share, first, demand.share * busy)
         self.share: list[float] = share.tolist()
+        self.computes: list[bool] = (compiled.kind == COMPUTE).tolist()
+        self.beside: list[float] = demand.beside.tolist()
+        self.of_rank: list[int] = demand.of_rank.tolist()
         self.followers: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         self.missing = [0] * n
         owner = np.repeat(np.arange(n), np.diff(wiring.dep_ptr)).tolist()
@@ -105,7 +115,7 @@ class _Run:
         now, left = 0.0, dict[int, float]()
         while self.heap or left:
             order = list(left)
-            pace = paces([(self.threads[u], self.share[u]) for u in order], self.n_cores)
+            pace = self._paces(order)
             finish = min((now + left[u] / p for u, p in zip(order, pace, strict=True)), default=float("inf"))
             then = min(finish, self.heap[0][0]) if self.heap else finish
             for unit, p in zip(order, pace, strict=True):
@@ -123,6 +133,15 @@ class _Run:
                     left[unit] = float(self.work[unit])
         found: FloatArray = (self.end - self.start)[self.unit_of_task]
         return found
+
+    def _paces(self, running: Sequence[int]) -> list[float]:
+        """Progress of running units against their time alone."""
+        found = paces([(self.threads[u], self.share[u]) for u in running], self.n_cores)
+        busy = sum(self.threads[u] for u in running if self.computes[u])
+        return [
+            pace / self.beside[u] if self.computes[u] and busy > self.of_rank[u] else pace
+            for u, pace in zip(running, found, strict=True)
+        ]
 
     def _finish(self, unit: int, now: float) -> None:
         self.end[unit] = now

@@ -23,9 +23,19 @@ def test_small_threads_get_what_they_ask_for_and_large_ones_share_the_rest(runni
     assert paces(running, n_cores) == pytest.approx(expected)
 
 
-def lengths(programs, threads, shares, n_cores=2.0):
+def demand_of(threads, shares, beside=None):
+    n = len(threads)
+    return Demand(
+        threads=np.array(threads),
+        share=np.array(shares, dtype=float),
+        beside=np.ones(n) if beside is None else np.array(beside),
+        of_rank=np.ones(n, dtype=np.int64),
+    )
+
+
+def lengths(programs, threads, shares, n_cores=2.0, beside=None):
     compiled = compile_programs(programs)
-    demand = Demand(threads=np.array(threads), share=np.array(shares, dtype=float))
+    demand = demand_of(threads, shares, beside)
     return lengths_on_cores(compiled, compiled.duration_ps.astype(float), demand, n_cores).tolist()
 
 
@@ -70,6 +80,14 @@ def test_waiting_members_ask_for_nothing():
     assert found == pytest.approx([200, 1000, 1000, 200])
 
 
+def test_tasks_are_slower_beside_other_ranks_and_not_beside_nobody():
+    # On a core each: 1.5 times as long until the first is done at 600; the second has done 400 of its 1000 by then.
+    found = lengths([one(400), one(1000)], [1, 1], [1.0, 1.0], beside=[1.5, 1.5])
+    assert found == pytest.approx([600, 600 + 600])
+    # Two ranks of one class are beside each other.
+    assert lengths([one(400, n_ranks=2)], [2], [1.0], beside=[1.5]) == pytest.approx([600])
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_cores_never_do_more_than_they_can(seed):
     rng = np.random.default_rng(seed)
@@ -77,7 +95,7 @@ def test_cores_never_do_more_than_they_can(seed):
         Program(tasks=[Task(stream=COMPUTE, duration_ps=int(d)) for d in rng.integers(1, 1000, 6)]) for _ in range(5)
     ]
     compiled = compile_programs(programs)
-    demand = Demand(threads=np.ones(30, dtype=np.int64), share=np.ones(30))
+    demand = demand_of([1] * 30, [1.0] * 30)
     found = lengths_on_cores(compiled, compiled.duration_ps.astype(float), demand, 2.0)
     ends = [found[compiled.tasks_of(cls)].sum() for cls in range(5)]
     work = float(compiled.duration_ps.sum())
