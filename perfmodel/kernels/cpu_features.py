@@ -12,7 +12,7 @@ Features:
 - `tails`: rows that do not end with a whole vector; `narrow`: elements of rows shorter than one, which take a scalar loop.
 - `parts`: pieces that threads can share, where it is rows; 0 where it is not known.
 - `lanes_n`, `lanes_k`: of products and convolutions, how many times more lanes than columns (channels) their vectors have.
-- `far_rows`: rows of a table that come from memory.
+- `far_rows`: rows of a table that come from memory; `distinct`: rows that a batch names at least once.
 - `flushed`: 1 for a call that was measured right after other memory was swept through the caches: its code had to come back
   as well. Never of a step.
 - `kind`, `taps`, `stride`: of convolutions; `causal`, `head_dim`: of attention; `lookups`, `pooling`: of embeddings.
@@ -28,8 +28,9 @@ from typing import Any
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
 from perfmodel.kernels.copy import innermost, touched_bytes
-from perfmodel.kernels.cpu_memory import Reach, level_bytes
+from perfmodel.kernels.cpu_memory import Reach, beyond, level_bytes
 from perfmodel.kernels.embedding import Lookups
+from perfmodel.kernels.locality import expected_unique, popularity
 from perfmodel.kernels.pricing import SPARSE_ARGUMENT, calls_of
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.units import MEBI
@@ -44,9 +45,10 @@ PRIVATE_BYTES = 1 * MEBI
 SHARED_FRAC = 1.06
 SHARPNESS = 2.9
 TABLE_OPS = frozenset({"aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding"})
-LOSSES = frozenset(
-    {"aten._embedding_bag_backward", "aten._embedding_bag_dense_backward", "aten._embedding_bag_sparse_backward"}
-)
+TABLE_GRADIENTS = frozenset({
+    "aten._embedding_bag_backward", "aten._embedding_bag_dense_backward", "aten._embedding_bag_sparse_backward",
+    "aten.embedding_dense_backward",
+})  # fmt: skip
 
 
 # `embedding_dense_backward` gives each thread at least this many rows of the table, and has threads only above this many
@@ -134,13 +136,14 @@ def _channels_last(spec: TensorSpec) -> bool:
 
 
 def accesses(ops: Sequence[Op]) -> dict[int, Access]:
-    """Per storage of a table: how its rows are drawn."""
+    """Per storage of a table, and of the indices into it: how its rows are drawn."""
     found = {}
     for op in ops:
         if op.name in TABLE_OPS:
             pairs = tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ())
             exponent = float(op.attrs.get("zipf_exponent") or 0.0)
-            found[op.inputs[0].storage] = Access(zipf_exponent=exponent, histogram=pairs)
+            access = Access(zipf_exponent=exponent, histogram=pairs)
+            found |= {op.inputs[0].storage: access, op.inputs[1].storage: access}
     return found
 
 
@@ -153,10 +156,7 @@ def table_lookups(op: Op, known: Mapping[int, Access]) -> Lookups | None:
     else:
         return None
     table = op.inputs[0]
-    access = known.get(table.storage) or Access(
-        zipf_exponent=float(op.attrs.get("zipf_exponent") or 0.0),
-        histogram=tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ()),
-    )
+    access = known.get(table.storage) or _noted(op)
     return Lookups(
         rows=table.shape[0],
         n_lookups=n_lookups,
@@ -165,6 +165,23 @@ def table_lookups(op: Op, known: Mapping[int, Access]) -> Lookups | None:
         zipf_exponent=access.zipf_exponent,
         histogram=access.histogram,
     )
+
+
+def _noted(op: Op) -> Access:
+    return Access(
+        zipf_exponent=float(op.attrs.get("zipf_exponent") or 0.0),
+        histogram=tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ()),
+    )
+
+
+def gradient_rows(op: Op, known: Mapping[int, Access]) -> float:
+    """Distinct rows of a table that the gradient of its lookups names; 0 for every other op."""
+    rows = op.attrs.get("num_weights") or (op.outputs[0].shape[0] if op.outputs else 0)
+    if op.name not in TABLE_GRADIENTS or not rows:
+        return 0.0
+    access = known.get(op.inputs[1].storage) or _noted(op)
+    n_lookups = float(op.inputs[1].n_elems)
+    return expected_unique(popularity(int(rows), access.zipf_exponent, access.histogram), n_lookups)
 
 
 def rows_bytes(lookups: Lookups) -> float:
@@ -176,8 +193,10 @@ def _line_bytes(lookups: Lookups) -> float:
     return math.ceil(lookups.row_bytes / LINE_BYTES) * LINE_BYTES
 
 
-def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float) -> KernelCall:
-    """The op as the law reads it; `shared_bytes` is the size of the last-level cache."""
+def cpu_call(
+    op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float, known: Mapping[int, Access] | None = None
+) -> KernelCall:
+    """The op as the law reads it; `shared_bytes` is the size of the last-level cache, `known` how tables are read."""
     sizes = {"private": float(PRIVATE_BYTES), "shared": SHARED_FRAC * shared_bytes}
     calls = calls_of(op)
     flops = sum(call.work.flops for call in calls)
@@ -197,14 +216,14 @@ def cpu_call(op: Op, reach: Reach, lookups: Lookups | None, shared_bytes: float)
         features["kernels"] = float(len(calls))
     if lookups is not None:
         features |= _table(lookups, reach, sizes)
-    elif op.name in LOSSES:
-        features |= _table_gradient(op)
+    elif op.name in TABLE_GRADIENTS:
+        features |= _table_gradient(op, gradient_rows(op, known or {}), sizes["shared"])
     moved = Work(flops=flops, read_bytes=int(features["in_bytes"]), write_bytes=int(features["out_bytes"]))
     dtype = op.inputs[0].dtype if op.inputs else "float32"
     return KernelCall(family=family, work=moved, dtype=dtype, pipe="fp32", features=features)
 
 
-def _table_gradient(op: Op) -> dict[str, float]:
+def _table_gradient(op: Op, distinct: float, cache_bytes: float) -> dict[str, float]:
     """Rows of a gradient added into a table's, one lookup after another; the table's zeros are among the bytes written."""
     n_lookups, dim = float(op.inputs[1].n_elems), float(op.inputs[0].shape[-1])
     found = {
@@ -215,7 +234,10 @@ def _table_gradient(op: Op) -> dict[str, float]:
         "work": n_lookups * dim,
         "tails": 0.0,
         "narrow": 0.0,
+        "distinct": distinct,
     }
+    if not op.attrs.get("sparse") and op.outputs:
+        found["far_rows"] = distinct * beyond(float(op.outputs[0].bytes), cache_bytes, SHARPNESS)
     if op.name == "aten.embedding_dense_backward":
         many = n_lookups > TABLE_GRAIN and op.outputs
         found["parts"] = float(math.ceil(op.outputs[0].shape[0] / TABLE_GRAIN)) if many else 1.0
@@ -333,6 +355,7 @@ def _table(lookups: Lookups, reach: Reach, sizes: Mapping[str, float]) -> dict[s
     return {
         "work": lookups.n_lookups * lookups.row_bytes / 4.0,
         "lookups": lookups.n_lookups,
+        "distinct": lookups.unique,
         "pooling": lookups.n_lookups / max(lookups.n_bags, 1.0),
         "columns": lookups.row_bytes / 4.0,
         "rows": lookups.n_lookups,

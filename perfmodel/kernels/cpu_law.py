@@ -55,13 +55,14 @@ STAND_IN = {"elementwise": "add", "optimizer": "add_", "copy": "clone", "fill": 
 COLUMNS = (
     "work", "m", "n", "k", "batch", "trans_a", "trans_b", "columns", "rows", "in_bytes", "out_bytes", "out_elems",
     "n_tensors", "strided", "broadcast", "shared_bytes", "memory_bytes", "fresh_bytes", "kind", "taps", "stride", "causal",
-    "lookups", "pooling", "bias", "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow", "parts", "flushed",
+    "lookups", "pooling", "bias", "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow", "distinct",
+    "parts", "flushed",
 )  # fmt: skip
 FIRST_FEATURES = COLUMNS[: COLUMNS.index("shared_bytes")]
 MORE_FEATURES = COLUMNS[COLUMNS.index("fresh_bytes") + 1 : COLUMNS.index("parts")]
 _LOGGED = frozenset({
     "work", "m", "n", "k", "batch", "columns", "rows", "in_bytes", "out_bytes", "out_elems", "lookups", "pooling", "taps",
-    "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow",
+    "side", "far_rows", "lanes_n", "lanes_k", "tails", "narrow", "distinct",
 })  # fmt: skip
 
 
@@ -193,7 +194,7 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
             apart.append(index)
             continue
         extra_s[index] = recent.cost_s(index, op_key(op), segment)
-        call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes))
+        call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes), known)
         _, members, chosen = groups.setdefault(op_key(op), (segment, [], []))
         members.append(index)
         chosen.append(call)

@@ -46,13 +46,17 @@ def cold(op: Op, *, fresh: bool = False) -> Reach:
 
 
 def warm(op: Op, *, fresh: bool = False) -> Reach:
-    """The op runs again and again on the same tensors; with `fresh`, its outputs lie in new pages each time."""
+    """The op runs again and again on the same tensors; with `fresh`, its outputs lie in new pages each time.
+
+    An output is freed when the next one is there: two blocks take turns.
+    """
     inputs = [float(touched_bytes(s)) for s in op.inputs]
     outputs = [float(s.bytes) for s in _written(op)]
     total = sum(inputs) + sum(outputs)
     new = sum(outputs) if fresh else 0.0
-    old = inputs if fresh else inputs + outputs
-    return Reach(tensors=tuple((size, total) for size in old), fresh_bytes=new, gap_bytes=0.0, same_rows=True)
+    near = [(size, total) for size in inputs]
+    far = [] if fresh else [(size, total + sum(outputs)) for size in outputs]
+    return Reach(tensors=(*near, *far), fresh_bytes=new, gap_bytes=0.0, same_rows=True)
 
 
 def reaches(ops: Sequence[Op], touched: Sequence[float | None]) -> list[Reach]:
@@ -200,14 +204,14 @@ def level_bytes(reach: Reach, sizes: Mapping[str, float], sharpness: float) -> t
     """Bytes that come from the last-level cache and from memory; `sizes` are the `private` and `shared` cache bytes."""
     shared = memory = 0.0
     for size, distance in reach.tensors:
-        beyond_private = _beyond(distance, sizes["private"], sharpness)
-        beyond_shared = _beyond(distance, sizes["shared"], sharpness)
+        beyond_private = beyond(distance, sizes["private"], sharpness)
+        beyond_shared = beyond(distance, sizes["shared"], sharpness)
         memory += size * beyond_shared
         shared += size * (beyond_private - beyond_shared)
     return max(shared, 0.0), memory
 
 
-def _beyond(distance: float, cache_bytes: float, sharpness: float) -> float:
+def beyond(distance: float, cache_bytes: float, sharpness: float) -> float:
     """Share of a tensor last touched `distance` bytes ago that the cache has lost."""
     if distance == FAR:
         return 1.0
