@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from perfmodel.graph import Op, TensorSpec
 from perfmodel.plan.layout import Shard
-from perfmodel.plan.shard_rules import Outputs, Rule, Splits, along_dim, pick, refuse
+from perfmodel.plan.shard_rules import along_dim, pick
+from perfmodel.plan.splits import Outputs, Rule, Splits, refuse
 
 
 def grouped_product(op: Op, splits: Splits) -> Outputs:
