@@ -16,6 +16,7 @@ from perfmodel.config import load_model
 from perfmodel.config.entrypoint import EntrypointSpec
 from perfmodel.config.loading import Source
 from perfmodel.config.reading import read_mapping
+from perfmodel.config.transformer import TransformerSpec
 from perfmodel.errors import ConfigError
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Floor
@@ -170,7 +171,9 @@ def prepared(
     if whole is None or whole.global_batch < 1:
         batch = global_batch or model_batch(model, options) * machine.n_ranks
         keys = None if whole is None else whole.keys
-        made = default_space(machine.n_ranks, machine.gpus_per_host, batch, recompute=recomputes)
+        made = default_space(
+            machine.n_ranks, machine.gpus_per_host, batch, recompute=recomputes, experts=model_experts(model)
+        )
         whole = made if keys is None else Space(keys=keys, global_batch=batch)
     return PredictorJudge(predictor), whole
 
@@ -211,6 +214,14 @@ def model_batch(model: Source | nn.Module, options: RunOptions) -> int:
         if not isinstance(spec, EntrypointSpec):
             return spec.batch_size
     raise ConfigError(f"{GLOBAL_BATCH}: say it for a model of your own, whose inputs decide its batch")
+
+
+def model_experts(model: Source | nn.Module) -> int:
+    """Experts of a layer that a model file says; 1 of a model without, or of one's own."""
+    if not isinstance(model, str | os.PathLike | Mapping):
+        return 1
+    spec = load_model(Path(model) if isinstance(model, os.PathLike) else model)
+    return spec.experts if isinstance(spec, TransformerSpec) and spec.architecture == "mixtral" else 1
 
 
 def free_to_recompute(model: Source | nn.Module, space: SpaceSource) -> tuple[Source | nn.Module, bool]:

@@ -20,6 +20,7 @@ from perfmodel.autotune.space import Candidate, Refused
 from perfmodel.errors import ConfigError, InfeasiblePlanError, PerfModelError
 from perfmodel.pipeline.prediction import Breakdown, Prediction
 from perfmodel.pipeline.run import Floor
+from perfmodel.plan.memory import MemoryShortfallError
 from perfmodel.units import format_bytes, format_time
 
 SCHEMA_VERSION = 1
@@ -143,8 +144,11 @@ def find_best(
         raise ConfigError(f"top and budget: found {top} and {budget}, allowed 1 or more")
     rows = list(found)
     refused = [row for row in rows if isinstance(row, Refused)]
+    nearest = _Nearest()
     with uncollected():
-        bounded = _bounded([row for row in rows if isinstance(row, Candidate)], (judge, objective), refused, progress)
+        bounded = _bounded(
+            [row for row in rows if isinstance(row, Candidate)], (judge, objective), (refused, nearest), progress
+        )
     best: list[tuple[float, str, Candidate, Prediction]] = []
     n_simulated = 0
     proven = True
@@ -165,7 +169,7 @@ def find_best(
         best.append((objective.value(prediction), label, candidate, prediction))
         best.sort(key=lambda row: row[:2])
     if not best:
-        raise InfeasiblePlanError(_nothing(refused))
+        raise InfeasiblePlanError(_nothing(refused) + nearest.advice(judge))
     first = best[0][3]
     return SearchResult(
         objective=objective.name,
@@ -180,11 +184,39 @@ def find_best(
     )
 
 
+@dataclass(slots=True)
+class _Nearest:
+    """Of the candidates that do not fit, the one that is short by least."""
+
+    candidate: Candidate | None = None
+    shortfall_bytes: int = 0
+
+    def see(self, candidate: Candidate, error: PerfModelError) -> None:
+        """A candidate was refused."""
+        short = error.shortfall_bytes if isinstance(error, MemoryShortfallError) else 0
+        if short and (self.candidate is None or short < self.shortfall_bytes):
+            self.candidate, self.shortfall_bytes = candidate, short
+
+    def advice(self, judge: Judge) -> str:
+        """Its refusal with what would make it fit; empty if all were refused for other reasons."""
+        if self.candidate is None:
+            return ""
+        try:
+            judge.predict(self.candidate)
+        except PerfModelError as error:
+            return f"; the nearest is {self.candidate.label}: {_line(error)}"
+        return ""
+
+
 def _bounded(
-    candidates: Sequence[Candidate], by: tuple[Judge, Objective], refused: list[Refused], progress: Progress | None
+    candidates: Sequence[Candidate],
+    by: tuple[Judge, Objective],
+    others: tuple[list[Refused], _Nearest],
+    progress: Progress | None,
 ) -> list[tuple[float, str, Candidate]]:
-    """(floor, label, candidate) of those that work, by floor; the others go to `refused`."""
+    """(floor, label, candidate) of those that work, by floor; the others go to the list of those refused."""
     judge, objective = by
+    refused, nearest = others
     rows = []
     for number, candidate in enumerate(candidates):
         if progress is not None:
@@ -193,6 +225,7 @@ def _bounded(
             floor: Floor = judge.floor(candidate)
         except PerfModelError as error:
             refused.append(Refused(label=candidate.label, reason=_line(error)))
+            nearest.see(candidate, error)
             continue
         rows.append((objective.floor(floor) if objective.floor else -math.inf, candidate.label, candidate))
     return sorted(rows, key=lambda row: row[:2])

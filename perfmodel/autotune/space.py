@@ -7,19 +7,32 @@ from dataclasses import dataclass
 from itertools import product
 
 from perfmodel.config import PlanSpec, load_plan
-from perfmodel.config.plan import MESH_DIMS, is_plan_key, plan_keys
+from perfmodel.config.plan import BUILT_IN, MESH_DIMS, Fsdp, is_plan_key, plan_keys
 from perfmodel.errors import ConfigError, InfeasiblePlanError, suggest
 from perfmodel.plan.mesh import mesh_of
 
 MICRO_BATCH = "micro_batch"  # samples of one pass through the model; no key of a plan, but chosen like one
 GLOBAL_BATCH = "global_batch"
-Value = str | int | bool | None
+Value = str | int | float | bool | None
+FSDP_KEYS = (
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", *(f"fsdp.{name}" for name in Fsdp.model_fields),
+)  # fmt: skip
 
 # Keys that do nothing unless the ranks are divided along a mesh dimension: without it they are left out of a plan.
 _NEEDS: Mapping[str, str] = {
-    **dict.fromkeys(("sequence", "vocabulary_parallel"), "tp"),
+    **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tp"),
     **dict.fromkeys(("schedule", "chunks"), "pp"),
-    **dict.fromkeys(("shard", "reduce", "bucket_cap", "first_bucket", "compression", "gradient_as_bucket_view"), "dp"),
+    "imbalance": "ep",
+    **dict.fromkeys(
+        ("shard", "reduce", "bucket_cap", "first_bucket", "compression", "gradient_as_bucket_view"), "replicas"
+    ),
+    **dict.fromkeys(("offload", *FSDP_KEYS), "replicas"),
+}
+# And keys that do nothing, or are refused, with other values of `shard`.
+_NEEDS_SHARD: Mapping[str, tuple[Value, ...]] = {
+    "compression": (None, "nothing"),
+    "offload": ("optimizer", "gradients", "parameters"),
+    **dict.fromkeys(FSDP_KEYS, ("parameters",)),
 }
 MAX_STAGES = 16  # of the default space: deeper pipelines are for models beyond it
 DEFAULT_MICRO_BATCHES = (1, 2, 4)
@@ -114,9 +127,9 @@ def _candidate(space: Space, chosen: dict[str, Value], n_ranks: int) -> Candidat
     micro_batch = int(micro or 1)
     text = _text(space.base, chosen)
     try:
-        replicas = mesh_of(load_plan(text).mesh, n_ranks).size("dp")
-        sizes = {"dp": replicas, **{dim: int(chosen.get(dim) or 1) for dim in MESH_DIMS if dim != "dp"}}
-        chosen = {key: value for key, value in chosen.items() if sizes.get(_NEEDS.get(key, ""), 2) > 1}
+        mesh = mesh_of(load_plan(_text(space.base, {k: v for k, v in chosen.items() if k in MESH_DIMS})).mesh, n_ranks)
+        replicas = mesh.size("dp", "ep")
+        chosen = _that_matter(space, chosen, {**mesh.sizes, "replicas": mesh.size("dp", "ep", "cp")})
         if space.global_batch % (replicas * micro_batch):
             reason = f"{replicas} replicas of {micro_batch} samples do not divide the global batch {space.global_batch}"
             return Refused(label=f"{text} micro_batch={micro_batch}", reason=reason)
@@ -126,6 +139,14 @@ def _candidate(space: Space, chosen: dict[str, Value], n_ranks: int) -> Candidat
     except (ConfigError, InfeasiblePlanError) as error:
         return Refused(label=f"{text} micro_batch={micro_batch}", reason=_one_line(error))
     return Candidate(plan=plan, micro_batch=micro_batch)
+
+
+def _that_matter(space: Space, chosen: Mapping[str, Value], sizes: Mapping[str, int]) -> dict[str, Value]:
+    """The keys that change anything on a mesh of such sizes, and with the way that states are divided."""
+    kept = {key: value for key, value in chosen.items() if key not in _NEEDS or sizes.get(_NEEDS[key], 1) > 1}
+    base = BUILT_IN.get(space.base, {}).get("data_parallel", {}).get("shard", "nothing")
+    shard = kept.get("shard") or base
+    return {key: value for key, value in kept.items() if key not in _NEEDS_SHARD or shard in _NEEDS_SHARD[key]}
 
 
 def _text(base: str, chosen: Mapping[str, Value]) -> str:
@@ -143,8 +164,13 @@ def _one_line(error: Exception) -> str:
     return " ".join((first.partition("': ")[2] if first.startswith("plan '") else first).split())
 
 
-def default_space(n_ranks: int, ranks_per_host: int, global_batch: int, *, recompute: bool = True) -> Space:
-    """What is usually tried: tensor parallel inside a host, stages across, states divided or not, recomputation or not."""
+def default_space(
+    n_ranks: int, ranks_per_host: int, global_batch: int, *, recompute: bool = True, experts: int = 1
+) -> Space:
+    """What is usually tried: tensor parallel inside a host, stages across, states divided or not, recomputation or not.
+
+    `experts` of a layer are shared out inside a host, too.
+    """
     keys: dict[str, Sequence[Value]] = {
         "tp": _powers(ranks_per_host),
         "pp": _powers(min(MAX_STAGES, n_ranks)),
@@ -152,6 +178,8 @@ def default_space(n_ranks: int, ranks_per_host: int, global_batch: int, *, recom
         "sequence": (True,),
         MICRO_BATCH: DEFAULT_MICRO_BATCHES,
     }
+    if experts > 1:
+        keys["ep"] = tuple(size for size in _powers(ranks_per_host) if experts % size == 0)
     if recompute:
         keys["recompute"] = (None, "full")
     return Space(keys=keys, global_batch=global_batch)

@@ -1,66 +1,187 @@
-"""What would make a plan fit: changes that cost the least communication first, each tried before it is named."""
+"""What would make a plan fit: changes that cost the least first, one or several together, each tried before it is named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-from perfmodel.config.plan import PlanSpec
+from perfmodel.config.plan import MESH_DIMS, PlanSpec
 from perfmodel.errors import InfeasiblePlanError
+from perfmodel.graph import Graph
 
 N_CHANGES = 3
+MOST_TRIED = 40  # combinations that are worked out for one refusal
 
 Fits = Callable[[PlanSpec], bool]
+States = tuple[int, int]  # bytes of all parameters, and of the optimizer's states
+
+# What changes cost, as an order: attention computed again costs a few percent of the FLOPs and moves nothing; dividing states
+# moves as much as copies do (optimizer, gradients) or half as much more (parameters); whole blocks again cost a third of the
+# FLOPs; stages send activations; tensor parallelism reduces them several times a block; states on the host wait for it.
+_SHARDS = {"nothing": 0, "optimizer": 2, "gradients": 3, "parameters": 4}
+_SELECTIVE, _FULL, _STAGES, _TENSOR, _HOST = 1, 5, 6, 7, 20
+_DOUBLINGS = range(4)
 
 
-def cheapest_changes(plan: PlanSpec, n_ranks: int, fits: Fits) -> list[str]:
-    """Up to three changes to a plan, in words, with which `fits` says that it fits."""
-    found: list[str] = []
-    for words, changed in _candidates(plan, n_ranks):
-        if len(found) == N_CHANGES:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """A value of one axis: what it costs, in words (none: as the plan has it), and the plan with it."""
+
+    cost: int
+    words: str
+    apply: Callable[[PlanSpec], PlanSpec]
+
+
+def cheapest_changes(
+    plan: PlanSpec, n_ranks: int, fits: Fits, states: States = (0, 0), room_bytes: int = 0
+) -> list[str]:
+    """Up to three changes to a plan, in words, with which `fits` says that it fits, the cheapest first.
+
+    `states` of the whole model and the `room_bytes` of a rank rule out what cannot fit without a try (0: nothing is ruled
+    out). A change that holds one that fits is not named.
+    """
+    found: list[frozenset[str]] = []
+    n_tried = 0
+    for words, changed in _combinations(plan, n_ranks):
+        if len(found) == N_CHANGES or n_tried == MOST_TRIED:
             break
+        if any(held <= words for held in found) or (room_bytes and _least_bytes(changed, n_ranks, states) > room_bytes):
+            continue
+        n_tried += 1
         try:
             if fits(changed):
                 found.append(words)
         except InfeasiblePlanError:
             continue  # the model does not divide so
+    return [" and ".join(sorted(words)) for words in found]
+
+
+def states_of(graph: Graph) -> States:
+    """Bytes of a model's parameters and of its optimizer's states."""
+    parameters = sum(p.tensor.bytes for p in graph.parameters)
+    return parameters, sum(s.bytes for s in graph.storages if s.kind == "optimizer_state")
+
+
+def _least_bytes(plan: PlanSpec, n_ranks: int, states: States) -> float:
+    """What of the states a rank holds at least."""
+    ddp = plan.data_parallel
+    split = plan.size("pp") * plan.size("tp") * plan.size("ep")
+    replicas = n_ranks // (split * plan.size("cp")) * plan.size("cp") * plan.size("ep")
+    parameters, optimizer = (size / split for size in states)
+    if ddp.shard == "parameters":
+        parameters = 0.0 if ddp.offload else parameters / replicas
+    if ddp.shard != "nothing":
+        optimizer = 0.0 if ddp.offload else optimizer / replicas
+    return parameters + optimizer
+
+
+def _combinations(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[frozenset[str], PlanSpec]]:
+    """Combinations of values of all axes in order of what they cost, fewer changes first among equals."""
+    axes = (_recomputes(plan), _shards(plan), _meshes(plan, n_ranks), _offloads(plan))
+    rows: list[tuple[int, int, int, frozenset[str], tuple[_Change, ...]]] = []
+    for chosen in product(*axes):
+        words = frozenset(change.words for change in chosen if change.words)
+        if words:
+            rows.append((sum(change.cost for change in chosen), len(words), len(rows), words, chosen))
+    for _, _, _, words, chosen in sorted(rows, key=lambda row: row[:3]):
+        changed = plan
+        for change in chosen:
+            changed = change.apply(changed)
+        if _is_plan(changed, n_ranks):
+            yield words, changed
+
+
+def _is_plan(plan: PlanSpec, n_ranks: int) -> bool:
+    """Whether values of different axes go together."""
+    ddp = plan.data_parallel
+    replicas = n_ranks // _product(plan)
+    alone = replicas * plan.size("ep") * plan.size("cp") == 1
+    return not (
+        (ddp.offload and (ddp.shard == "nothing" or alone)) or (ddp.shard == "gradients" and plan.size("pp") > 1)
+    )
+
+
+def _product(plan: PlanSpec) -> int:
+    total = 1
+    for dim in MESH_DIMS:
+        total *= plan.size(dim) if dim != "dp" else 1
+    return total
+
+
+def _keep(plan: PlanSpec) -> PlanSpec:
+    return plan
+
+
+_SAME = _Change(cost=0, words="", apply=_keep)
+
+
+def _recomputes(plan: PlanSpec) -> list[_Change]:
+    ways = {None: ("selective", "full"), "selective": ("full",), "full": ()}[plan.recompute]
+    costs = {"selective": _SELECTIVE, "full": _FULL}
+    return [_SAME, *(_change(costs[way], f"recompute={way}", {"recompute": way}) for way in ways)]
+
+
+def _shards(plan: PlanSpec) -> list[_Change]:
+    ddp = plan.data_parallel
+    if ddp.reduce != "buckets" or ddp.compression != "none":
+        return [_SAME]
+    more = [shard for shard, cost in _SHARDS.items() if cost > _SHARDS[ddp.shard]]
+    return [_SAME, *(_section(_SHARDS[shard], f"shard={shard}", "data_parallel", shard=shard) for shard in more)]
+
+
+def _meshes(plan: PlanSpec, n_ranks: int) -> list[_Change]:
+    """Stages and tensor-parallel ranks doubled up to three times each, out of the replicas."""
+    found = [_SAME]
+    for stages, tensor in product(_DOUBLINGS, _DOUBLINGS):
+        sizes = {dim: plan.size(dim) for dim in plan.mesh if dim != "dp"}
+        sizes |= {"pp": plan.size("pp") << stages, "tp": plan.size("tp") << tensor}
+        named = 1
+        for size in sizes.values():
+            named *= size
+        if stages + tensor == 0 or n_ranks % named:
+            continue
+        mesh = {dim: sizes[dim] for dim in MESH_DIMS if dim in sizes}
+        words = [f"{dim}={mesh[dim]}" for dim in ("pp", "tp") if mesh[dim] != plan.size(dim)]
+        found.append(_change(_STAGES * stages + _TENSOR * tensor, " and ".join(words), {"mesh": mesh}))
     return found
 
 
-def _candidates(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[str, PlanSpec]]:
-    """Changes with the plan that has them, in order of what they cost.
-
-    Attention computed again costs a few percent of the FLOPs and moves nothing; dividing states moves as much as copies do
-    (optimizer, gradients) or half as much more (parameters); whole blocks again cost a third of the FLOPs; stages send
-    activations; tensor parallelism reduces them several times a block.
-    """
-    if plan.recompute is None:
-        yield "recompute=selective", plan.model_copy(update={"recompute": "selective"})
-    replicas = n_ranks // (plan.size("pp") * plan.size("cp") * plan.size("tp"))
-    stages = ("nothing", "optimizer", "gradients", "parameters")
-    tied_down = plan.data_parallel.reduce != "buckets"
-    for shard in stages[stages.index(plan.data_parallel.shard) + 1 :] if replicas > 1 and not tied_down else ():
-        if shard != "gradients" or plan.size("pp") == 1:
-            yield f"shard={shard}", _with(plan, data_parallel={"shard": shard})
-    if plan.recompute is None:
-        yield "recompute=full", plan.model_copy(update={"recompute": "full"})
-    if replicas % 2 == 0:
-        for dim in ("tp",) if plan.data_parallel.shard == "gradients" else ("pp", "tp"):
-            sizes = {
-                name: plan.size(name) for name in ("pp", "cp", "tp") if name in ("pp", "tp") or plan.size(name) > 1
-            }
-            sizes[dim] *= 2
-            yield f"{dim}={sizes[dim]}", _with(plan, mesh=sizes)
+def _offloads(plan: PlanSpec) -> list[_Change]:
+    if plan.data_parallel.offload:
+        return [_SAME]
+    return [_SAME, _section(_HOST, "offload=true", "data_parallel", offload=True)]
 
 
-def _with(plan: PlanSpec, **changes: Mapping[str, object]) -> PlanSpec:
-    values = {
-        name: change if name == "mesh" else getattr(plan, name).model_copy(update=change)
-        for name, change in changes.items()
-    }
-    return plan.model_copy(update=values)
+def _change(cost: int, words: str, values: Mapping[str, Any]) -> _Change:
+    return _Change(cost=cost, words=words, apply=lambda plan: plan.model_copy(update=dict(values)))
 
 
-def with_advice(message: str, changes: Sequence[str]) -> str:
+def _section(cost: int, words: str, name: str, **values: Any) -> _Change:
+    return _Change(
+        cost=cost,
+        words=words,
+        apply=lambda plan: plan.model_copy(update={name: getattr(plan, name).model_copy(update=values)}),
+    )
+
+
+def table_changes(plan: PlanSpec, fits: Fits) -> list[str]:
+    """Up to three ways to spread the embedding tables, in words, with which `fits` says that a plan fits."""
+    found: list[str] = []
+    for strategy in ("table_wise", "column_wise", "row_wise"):
+        if len(found) == N_CHANGES or strategy == plan.embeddings.strategy:
+            continue
+        changed = plan.model_copy(update={"embeddings": plan.embeddings.model_copy(update={"strategy": strategy})})
+        try:
+            if fits(changed):
+                found.append(f"embeddings={strategy}")
+        except InfeasiblePlanError:
+            continue
+    return found
+
+
+def with_advice(message: str, changes: list[str]) -> str:
     """A refusal with what would help."""
     if not changes:
         return message

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from perfmodel.config.sharding import Sharding, TablePlacement
 from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import TableAccess
+from perfmodel.plan.memory import MemoryShortfallError
 from perfmodel.units import format_bytes
 
 MIN_COLUMNS = (
@@ -37,7 +38,8 @@ def assign_table_wise(
     for table in sorted(tables, key=lambda t: (-size_bytes(t), t.parameter)):
         fitting = [rank for rank in range(n_ranks) if left[rank] >= size_bytes(table)]
         if not fitting:
-            raise InfeasiblePlanError(_no_room(table, size_bytes(table), max(left), n_ranks))
+            short = size_bytes(table) - max(left)
+            raise MemoryShortfallError(_no_room(table, size_bytes(table), max(left), n_ranks), short)
         rank = min(fitting, key=lambda r: (load[r], -left[r], r))
         placed[table.parameter] = rank
         load[rank] += traffic(table)

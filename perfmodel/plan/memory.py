@@ -17,7 +17,11 @@ BoolArray = NDArray[np.bool_]
 
 
 class MemoryShortfallError(InfeasiblePlanError):
-    """A rank needs more memory than its device has."""
+    """A rank needs `shortfall_bytes` more memory than its device has."""
+
+    def __init__(self, message: str, shortfall_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.shortfall_bytes = shortfall_bytes
 
 
 def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1) -> MemoryUse:
@@ -83,7 +87,8 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
     raise MemoryShortfallError(
         f"rank {rank} needs {format_bytes(memory.total_bytes)} ({listed}) but its device has "
         f"{format_bytes(capacity_bytes)}: short by {format_bytes(memory.total_bytes - capacity_bytes)}; "
-        "use a smaller batch, more ranks or a device with more memory"
+        "use a smaller batch, more ranks or a device with more memory",
+        memory.total_bytes - capacity_bytes,
     )
 
 

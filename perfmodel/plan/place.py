@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perfmodel.config import PlanSpec
 from perfmodel.config.sharding import TablePlacement
@@ -18,7 +19,7 @@ from perfmodel.graph import Graph, Parameter
 from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan import sharded as sh
-from perfmodel.plan.advice import cheapest_changes, with_advice
+from perfmodel.plan.advice import cheapest_changes, states_of, table_changes, with_advice
 from perfmodel.plan.assign import assign_explicit, assign_table_wise, assign_uniform
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.buffers import buffer_events
@@ -92,11 +93,21 @@ def place(
     except MemoryShortfallError as refusal:
         if not advise:
             raise
-        devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
-        changes = (
-            [] if graph.tables else cheapest_changes(plan, len(ranks), lambda p: mesh_fits(graph, p, devices, memory))
-        )
-        raise MemoryShortfallError(with_advice(str(refusal), changes)) from None
+        changes = _changes(graph, plan, ranks, distinct)
+        raise MemoryShortfallError(with_advice(str(refusal), changes), refusal.shortfall_bytes) from None
+
+
+def _changes(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> list[str]:
+    """What would make a plan fit: its tables spread otherwise where it has some, else its states, mesh or recomputation."""
+    if graph.tables:
+        return table_changes(plan, lambda p: bool(_placed(graph, p, ranks, distinct).classes))
+    devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
+    fits = partial(_fits, graph, devices, memory)
+    return cheapest_changes(plan, len(ranks), fits, states_of(graph), min(memory))
+
+
+def _fits(graph: Graph, devices: Sequence[str], memory_bytes: Sequence[int], plan: PlanSpec) -> bool:
+    return mesh_fits(graph, plan, devices, memory_bytes)
 
 
 def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Placement:

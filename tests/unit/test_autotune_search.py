@@ -163,3 +163,30 @@ def test_the_front_door_is_deterministic_and_goes_to_json() -> None:
     body = json.loads(texts[0])
     read = Prediction.from_json(json.dumps(body["ranked"][0]["prediction"]))
     assert read.samples_per_s == pytest.approx(1 / body["ranked"][0]["value"])
+
+
+def test_fsdp_and_compression_make_plans_only_where_they_matter() -> None:
+    keys = {
+        "shard": ("nothing", "optimizer", "parameters"), "reshard_after_forward": (True, False),
+        "compression": ("none", "bf16"), "offload": (False, True),
+    }  # fmt: skip
+    found = list(candidates(Space(keys=keys, global_batch=8), 8))
+    assert not [row for row in found if isinstance(row, Refused)]
+    shards = [row.spec().data_parallel for row in found]
+    counts = {s: sum(ddp.shard == s for ddp in shards) for s in keys["shard"]}
+    assert counts == {"nothing": 2, "optimizer": 2, "parameters": 4}
+
+
+def test_experts_and_rings_are_axes_and_keep_the_global_batch() -> None:
+    """Ranks along `ep` have samples of their own, those along `cp` share theirs."""
+    space = Space(keys={"ep": (1, 2, 4), "cp": (1, 2), "imbalance": (1.0, 1.25)}, global_batch=16)
+    for row in candidates(space, 8):
+        spec = row.spec()
+        replicas = 8 // spec.size("cp")
+        assert spec.accumulate * replicas * row.micro_batch == 16
+        assert spec.size("ep") > 1 or spec.expert_parallel.imbalance == 1.0
+
+
+def test_the_default_space_shares_out_experts_where_a_model_has_them() -> None:
+    assert default_space(16, 8, 64, experts=4).keys["ep"] == (1, 2, 4)
+    assert "ep" not in default_space(16, 8, 64).keys

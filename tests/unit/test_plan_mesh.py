@@ -1,5 +1,6 @@
 """Meshes, tensor parallelism and pipelines of a small GPT: volumes by the papers' closed forms, bubbles by theirs."""
 
+import re
 from collections import Counter
 from fractions import Fraction
 from functools import cache
@@ -294,7 +295,7 @@ def test_a_refusal_names_changes_that_fit() -> None:
     tighter = RankDevice(device="a100_sxm_40gb", memory_bytes=needed["zero1"] - 1)
     with pytest.raises(InfeasiblePlanError, match="it would fit with") as refused:
         place(gpt(), load_plan("ddp"), [tighter] * 4)
-    assert "shard=optimizer" not in str(refused.value)
+    assert not re.search(r"(with|or) shard=optimizer(,|$)", str(refused.value))  # not alone
 
 
 # Divided model states. ZeRO (arXiv:1910.02054, section 7): 2 psi for stages 1 and 2, 3 psi for stage 3; FSDP2 keeps what

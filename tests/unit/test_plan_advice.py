@@ -1,0 +1,75 @@
+"""Changes that make a plan fit: cheapest first, several together where one is not enough, each tried."""
+
+import pytest
+
+import perfmodel
+from perfmodel.config import PlanSpec, load_plan
+from perfmodel.errors import InfeasiblePlanError
+from perfmodel.plan.advice import cheapest_changes
+
+SMALL = {
+    "kind": "transformer", "name": "small", "architecture": "gpt2", "batch_size": 1, "precision": "bf16",
+    "optimizer": "adamw", "vocab_size": 512, "hidden_size": 256, "layers": 4, "heads": 4, "max_positions": 128,
+}  # fmt: skip
+
+
+def changes(plan: str, n_ranks: int, fits) -> tuple[list[str], list[PlanSpec]]:
+    tried: list[PlanSpec] = []
+
+    def judge(changed: PlanSpec) -> bool:
+        tried.append(changed)
+        return fits(changed)
+
+    return cheapest_changes(load_plan(plan), n_ranks, judge), tried
+
+
+def test_the_three_cheapest_alone_come_first() -> None:
+    found, tried = changes("ddp", 8, lambda plan: True)
+    assert found == ["recompute=selective", "shard=optimizer", "shard=gradients"]
+    assert len(tried) == 3
+
+
+def test_what_needs_two_changes_names_both() -> None:
+    def fits(plan: PlanSpec) -> bool:
+        return plan.recompute == "full" and plan.data_parallel.shard == "parameters"
+
+    found, _ = changes("ddp", 8, fits)
+    assert found[0] == "recompute=full and shard=parameters"
+
+
+def test_a_change_that_holds_one_that_fits_is_not_named() -> None:
+    found, _ = changes("ddp", 8, lambda plan: plan.data_parallel.shard != "nothing" or plan.size("pp") > 1)
+    assert found == ["shard=optimizer", "shard=gradients", "shard=parameters"]
+
+
+@pytest.mark.parametrize("plan", ["pp=2,micro_batches=4", "ddp", "zero1", "fsdp", "pp=2,tp=2,cp=2,micro_batches=4"])
+def test_whatever_is_tried_is_a_plan_of_the_machine(plan) -> None:
+    """Model copies skip a plan's checks, so they are made here again."""
+    _, tried = changes(plan, 16, lambda _: False)
+    assert tried
+    for spec in tried:
+        again = PlanSpec.model_validate({name: getattr(spec, name) for name in PlanSpec.model_fields})
+        assert 16 % (again.size("pp") * again.size("tp") * again.size("cp")) == 0
+
+
+def test_states_that_cannot_fit_rule_a_change_out_without_a_try() -> None:
+    tried: list[PlanSpec] = []
+
+    def fits(plan: PlanSpec) -> bool:
+        tried.append(plan)
+        return True
+
+    found = cheapest_changes(load_plan("ddp"), 8, fits, states=(800, 1600), room_bytes=301)
+    assert found[0] == "shard=parameters"  # 2,400 over 8 ranks; optimizer states alone would leave 1,000
+    assert all(p.data_parallel.shard == "parameters" or p.size("tp") * p.size("pp") > 1 for p in tried)
+
+
+def test_a_search_in_which_nothing_fits_says_what_the_nearest_plan_would_take() -> None:
+    big = {**SMALL, "hidden_size": 6144, "layers": 2, "heads": 48, "name": "big", "precision": "fp32"}
+    with pytest.raises(
+        InfeasiblePlanError, match=r"no plan works; 1 x does not fit the memory; the nearest is ddp.*short by"
+    ):
+        perfmodel.search(big, "2xt4", {"shard": ["nothing"]}, global_batch=2)
+    with pytest.raises(InfeasiblePlanError, match=r"short by .*; it would fit with shard=") as refused:
+        perfmodel.predict(big, "2xt4", plan="ddp")
+    assert str(refused.value).count(", or ") == 2
