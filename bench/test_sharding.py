@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 from perfmodel.api import Predictor, as_topology
+from perfmodel.autotune.sharding import rank_sharding
 from perfmodel.config import load_plan
 from perfmodel.config.plan import EmbeddingPlan
+from perfmodel.config.sharding import TablePlacement
 from perfmodel.db import load_device
+from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import TableAccess
 from perfmodel.sharding.cost import ShardTimes
 from perfmodel.sharding.exact import optimum
+from perfmodel.sharding.find import SearchOptions
 from perfmodel.sharding.plan import with_placement
 from perfmodel.sharding.problem import Problem
 from perfmodel.sharding.search import Search
+from perfmodel.sharding.simulate import PlanSimulator
 from perfmodel.sharding.surrogate import Surrogate
 from perfmodel.units import GIBI
 
@@ -102,18 +107,50 @@ def test_optimum_of_small_problems(capsys):
 
 
 def test_full_model_plans(capsys):
+    """Plans that were not simulated before, table-wise at random, by the refilled program; ten against the whole path."""
     made = Predictor("dlrm", "dgx")
+    plan = load_plan("ddp")
+    simulator = PlanSimulator(made.graph(), made.topology, plan, settings=made.settings)
     rng = np.random.default_rng(0)
-    plans = []
-    for _ in range(60):
-        ranks = rng.integers(0, 8, 26).tolist()
-        placement = {f"t{i}": {"sharding": "table_wise", "ranks": (r,)} for i, r in enumerate(ranks)}
-        plans.append(load_plan({"name": "drawn", "embeddings": {"placement": placement}}))
-    for plan in plans[:10]:
-        made.predict(plan)
+
+    def drawn(n):
+        ranks = rng.integers(0, 8, (n, 26)).tolist()
+        return [{f"t{i}": TablePlacement(ranks=(rank,)) for i, rank in enumerate(row)} for row in ranks]
+
+    simulator.times(drawn(100))  # loads the compiled loops and makes the structures
+    checked = drawn(10)
+    for placement, found in zip(checked, simulator.times(checked), strict=True):
+        if not isinstance(found, InfeasiblePlanError):
+            assert found == made.run(with_placement(plan, placement)).steady.iteration_ps
+    asked = drawn(1000)
     begin = time.perf_counter()
-    for plan in plans[10:]:
-        made.predict(with_placement(plan, plan.embeddings.placement))
-    each = (time.perf_counter() - begin) / 50
+    times = simulator.times(asked)
+    each = (time.perf_counter() - begin) / sum(not isinstance(one, InfeasiblePlanError) for one in times)
     with capsys.disabled():
-        print(f"\n26 tables on 8 ranks, whole model: {each * 1e3:.1f} ms a plan, {1 / each:,.0f} plans/s")
+        print(f"\n26 tables on 8 ranks, whole model: {each * 1e3:.2f} ms a plan that runs, {1 / each:,.0f} plans/s")
+
+
+def test_many_tables_on_many_ranks(capsys):
+    """800 tables on 128 H100, from the surrogate's best to the whole model's iteration with memory and range."""
+    if not TABLES.is_file():
+        pytest.skip("needs shared/data/sharding")
+    body = json.loads(TABLES.read_text(encoding="utf-8"))["tables"][:800]
+    tables = [
+        {"name": f"t{i}", "rows": t["row"], "dim": t["dim"], "pooling_factor": max(t["pooling_factor"], 1)}
+        for i, t in enumerate(body)
+    ]
+    model = {
+        "kind": "dlrm", "name": "synthetic", "batch_size": 512, "dense_features": 13, "bottom_mlp": [512, 256],
+        "top_mlp": [512, 256, 1], "interaction": "cat", "optimizer": "sgd", "tables": tables, "precision": "fp32",
+        "sparse_optimizer": {"name": "rowwise_adagrad", "fused": True},
+    }  # fmt: skip
+    begin = time.perf_counter()
+    ranking = rank_sharding(model, "dgx_h100", nodes=16, search=SearchOptions(budget_s=20.0, top=1, baselines=False))
+    best = ranking.plans[0]
+    with capsys.disabled():
+        print(
+            f"\n800 tables on 128 ranks: {time.perf_counter() - begin:.1f} s in all, {ranking.search_s:.1f} s of search with "
+            f"{ranking.n_evaluations:,} priced and {ranking.n_simulated} simulated; {best.iteration_time_s * 1e3:.2f} ms "
+            f"({best.prediction.low_s * 1e3:.2f} to {best.prediction.high_s * 1e3:.2f}) by '{best.origin}', imbalance "
+            f"{best.imbalance:.2f}; {'; '.join(tier.text for tier in best.tiers)}"
+        )

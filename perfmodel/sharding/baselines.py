@@ -8,6 +8,7 @@ import numpy as np
 
 from perfmodel.config.sharding import TablePlacement
 from perfmodel.graph import TableAccess
+from perfmodel.sharding.partition import largest_differencing
 from perfmodel.sharding.plan import Placements
 from perfmodel.sharding.problem import Problem
 
@@ -52,6 +53,16 @@ def _random(problem: Problem, seed: int) -> Placements:
     }
 
 
+def _table_wise(problem: Problem, seed: int) -> Placements:
+    """Whole tables, spread by largest differencing of what they look up."""
+    weights = np.array([_lookups(table) for table in problem.tables.values()])
+    parts = largest_differencing(weights, problem.n_ranks).tolist()
+    return {
+        name: TablePlacement(ranks=(rank,), kernel=problem.kernels[0])
+        for name, rank in zip(problem.tables, parts, strict=True)
+    }
+
+
 def _row_wise(problem: Problem, seed: int) -> Placements:
     return {name: TablePlacement(sharding="row_wise", kernel=problem.kernels[0]) for name in problem.tables}
 
@@ -73,6 +84,7 @@ BASELINES: Mapping[str, Callable[[Problem, int], Placements]] = {
     "size greedy": lambda problem, seed: _greedy(problem, _rows),
     "lookup greedy": lambda problem, seed: _greedy(problem, _lookups),
     "size x lookup greedy": lambda problem, seed: _greedy(problem, _size_lookups),
+    "all table-wise": _table_wise,
     "all row-wise": _row_wise,
     "all column-wise": _column_wise,
 }

@@ -51,10 +51,12 @@ class Tier:
 def tiers_of(ranks: Sequence[RankSummary], topology: Topology) -> tuple[Tier, ...]:
     """The fullest place of each tier; tiers in which nothing lies are left out, but for the device."""
     fullest = max(ranks, key=lambda one: one.memory.total_bytes / max(one.memory_capacity_bytes, 1))
+    live = fullest.memory.total_bytes - fullest.memory.allocator_bytes
     device = Tier(
         name="device",
         where=fullest.ranks[0],
-        needed_bytes=fullest.memory.total_bytes,
+        # What the allocator keeps besides live tensors it gives back when memory runs out: such a rank is tight.
+        needed_bytes=max(live, min(fullest.memory.total_bytes, fullest.memory_capacity_bytes)),
         capacity_bytes=fullest.memory_capacity_bytes,
     )
     host: Counter[int] = Counter()
