@@ -137,7 +137,7 @@ def _channels_last(spec: TensorSpec) -> bool:
 
 def accesses(ops: Sequence[Op]) -> dict[int, Access]:
     """Per storage of a table, and of the indices into it: how its rows are drawn."""
-    found = {}
+    found: dict[int, Access] = {}
     for op in ops:
         if op.name in TABLE_OPS:
             pairs = tuple((float(a), float(b)) for a, b in op.attrs.get("histogram") or ())

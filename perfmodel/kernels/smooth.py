@@ -29,7 +29,8 @@ def evaluate_smooth(arrays: Mapping[str, NDArray[np.generic]], features: Floats)
     points = arrays["smooth_points"].astype(np.float64)
     weight = arrays["smooth_weight"].astype(np.float64)
     columns = arrays["smooth_columns"].astype(np.int64)
-    z = (features[:, columns] - arrays["smooth_centre"]) / arrays["smooth_scale"]
+    centre, scale = (arrays[f"smooth_{name}"].astype(np.float64) for name in ("centre", "scale"))
+    z = (features[:, columns] - centre) / scale
     found: Floats = np.empty(len(z))
     size = max(BLOCK_ELEMS // max(len(points), 1), 1)
     for start in range(0, len(z), size):
