@@ -2,7 +2,8 @@
 
 `shard_matrix[rank]` names the tables of which the rank holds a part; `shard_strategy` groups tables by how they are
 compressed over ranks (HugeCTR `EmbeddingCollectionConfig.shard`: `mp`, rows split over the ranks that name the table, and
-`dp`). HugeCTR splits rows and, from release 23.06, columns by `(table, column parts)`; a grid has no expression in it.
+`dp`). HugeCTR splits rows and, from release 23.06, columns by `(table, column parts)`; a grid has no expression in it. The
+form is that of its samples/dlrm (sharding/generate_plan.py, NVIDIA-Merlin/HugeCTR @8092533): no rank is without a table.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def to_hugectr(placement: Mapping[str, TablePlacement], n_ranks: int) -> dict[st
             copied.append(name)
         else:
             split.append((name, where.n_column_parts) if where.n_column_parts > 1 else name)
+    empty = [rank for rank, held in enumerate(matrix) if not held]
+    if empty:
+        raise InfeasiblePlanError(
+            f"rank {empty[0]}: found no table, allowed at least one (HugeCTR's planner refuses an empty shard list)"
+        )
     strategy: list[tuple[str, list[Any]]] = [("mp", list(split))] if split else []
     return {"shard_matrix": matrix, "shard_strategy": [*strategy, *([("dp", list(copied))] if copied else [])]}
 

@@ -8,12 +8,17 @@ import pytest
 from perfmodel.api import Predictor
 from perfmodel.autotune.sharding import rank_plans, rank_sharding, shard_sensitivity
 from perfmodel.config import load_plan, load_topology
+from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import ConfigError, InfeasiblePlanError
 from perfmodel.pipeline.prediction import PathShare
 from perfmodel.plan.facts import facts_of
 from perfmodel.report.sharding import plain_ranking, render_ranking
 from perfmodel.sharding.find import SearchOptions
+from perfmodel.sharding.plan import with_placement
+from perfmodel.sharding.problem import Constraint, Problem
 from perfmodel.sharding.rank import REPEAT_FRAC, probability_faster
+from perfmodel.sharding.refine import refine
+from perfmodel.sharding.simulate import PlanSimulator
 from perfmodel.units import GIBI
 
 ROWS, DIM = 1_000_000, 64
@@ -63,7 +68,7 @@ def test_ssds_have_a_tier_of_their_own():
 
 
 def test_a_search_keeps_to_a_hosts_memory():
-    # Device memory holds nothing of a table of 30 GiB with its state; the host has room for caches of one alone.
+    # The host has room for one of the four tables with its state.
     options = SearchOptions(budget_s=1.0, kernels=("uvm", "fused"), top=2)
     ranking = rank_sharding(DLRM, machine(f"{TABLE_BYTES + 10**6} B"), search=options)
     assert all(tier.verdict != "does not fit" for place in ranking.plans for tier in place.tiers)
@@ -129,6 +134,26 @@ def test_pooling_factors_are_extracted_anew():
     assert found[3.0] == Predictor(denser, machine()).predict(plan("fused")).iteration_time_s
     assert found[1.0] == Predictor(DLRM, machine()).predict(plan("fused")).iteration_time_s
     assert found[0.5] <= found[1.0] < found[3.0]
+
+
+def test_refining_by_simulation_unloads_the_fullest_rank():
+    predictor = Predictor({**DLRM, "batch_size": 65_536}, machine())
+    base = load_plan("ddp")
+    simulator = PlanSimulator(predictor.graph(), predictor.topology, base)
+    crowded = {f"t{i}": TablePlacement(ranks=(0,)) for i in range(4)}
+    names = list(crowded)
+    problem = Problem(
+        tables={name: facts_of(predictor.graph()).tables[f"sparse_arch.embedding_bags.{name}.weight"].table for name in names},
+        n_ranks=2, batch=65_536, domains=((0, 1),), free_bytes=(2**35,) * 2, row_bytes=dict.fromkeys(names, 512),
+        constraints={"t0": Constraint(ranks=(0,))},
+    )  # fmt: skip
+    found, time_s, n_simulated = refine(problem, simulator, crowded, deadline=math.inf, seed=3)
+    # Equal tables: two on each rank is the optimum, and the pinned one stays.
+    assert sorted(where.ranks[0] for where in found.values()) == [0, 0, 1, 1]
+    assert found["t0"].ranks == (0,)
+    assert n_simulated > 64
+    assert time_s == predictor.predict(with_placement(base, found)).iteration_time_s
+    assert time_s < predictor.predict(with_placement(base, crowded)).iteration_time_s
 
 
 def test_device_memory_is_not_the_hosts():

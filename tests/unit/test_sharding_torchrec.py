@@ -122,6 +122,11 @@ def test_hugectr_names_the_tables_of_each_rank():
     }
 
 
+def test_hugectr_has_no_rank_without_a_table():
+    with pytest.raises(InfeasiblePlanError, match="rank 1: found no table"):
+        to_hugectr({"a": TablePlacement(ranks=(0,))}, 2)
+
+
 def test_hugectr_refuses_what_it_cannot_run_line_by_line():
     with pytest.raises(InfeasiblePlanError) as caught:
         to_hugectr({name: PLAN[name] for name in "cefg"}, 2)
