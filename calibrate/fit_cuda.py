@@ -64,7 +64,7 @@ def segment_of(call: KernelCall) -> str | None:
 
 
 def _fit_gemm(rows: Rows, device: Device) -> SegmentFit:
-    return fit_segment(rows, device, gemm_law.law, fit_gemm.BOUNDS, {})
+    return fit_segment(rows, device, gemm_law.law, fit_gemm.BOUNDS, {"clock_hz": device.clock_hz})
 
 
 def _fit_conv(rows: Rows, device: Device) -> SegmentFit:

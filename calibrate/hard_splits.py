@@ -1,14 +1,15 @@
-"""Harder questions to the laws than random held-out shapes: `python -m calibrate.hard_splits DATA_DIR`.
+"""Harder questions to the laws than random held-out shapes: `python -m calibrate.hard_splits DATA_DIR [QUESTION ...]`.
 
-Prints a Markdown table of errors when (1) whole sizes or a whole range were never seen, (2) only the sweep of NeuSight was
-seen and its authors' own test shapes are asked, which is how that predictor's published errors were made, (3) a device was
-never seen and its datasheet is all there is.
+Prints a Markdown table of errors when (devices) a device was never seen and its datasheet and another device's fit are all
+there is, (ranges) whole sizes or a whole range were never seen, (sweep) only the sweep of NeuSight was seen and its authors'
+own test shapes are asked, which is how that predictor's published errors were made, (fp32-devices) fp32 products of devices
+without a sweep. Without a QUESTION, all four.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -146,19 +147,26 @@ def unseen_fp32_lines(measured: Sequence[KernelRow], fits: Mapping[str, Mapping[
             )
 
 
-def lines(data: Path) -> Iterator[Line]:
-    """All lines, in order."""
-    paths = sorted(data.glob("aic_gemm_bf16_*.csv*"))
-    for path in paths:
-        yield from range_lines(path)
-    tables = {}
-    for path in paths:
+def _bf16_tables(data: Path) -> dict[str, Sequence[KernelRow]]:
+    tables: dict[str, Sequence[KernelRow]] = {}
+    for path in sorted(data.glob("aic_gemm_bf16_*.csv*")):
         rows = read_rows(path, FORMATS)
         if rows[0].device in AIC_DEVICES:
             tables[rows[0].device] = rows
-    yield from device_lines(tables)
-    measured = [row for path in sorted(data.glob("neusight_gemm_fp32.csv*")) for row in read_rows(path, FORMATS)]
-    yield from sweep_to_test_lines(measured)
+    return tables
+
+
+def _fp32_rows(data: Path) -> list[KernelRow]:
+    return [row for path in sorted(data.glob("neusight_gemm_fp32.csv*")) for row in read_rows(path, FORMATS)]
+
+
+def _ranges(data: Path) -> Iterator[Line]:
+    for path in sorted(data.glob("aic_gemm_bf16_*.csv*")):
+        yield from range_lines(path)
+
+
+def _fp32_devices(data: Path) -> Iterator[Line]:
+    measured = _fp32_rows(data)
     donors = {
         name: {
             segment: fit_fp32([r for r in measured if r.device == name and r.family == family], load_device(name))
@@ -169,15 +177,24 @@ def lines(data: Path) -> Iterator[Line]:
     yield from unseen_fp32_lines(measured, donors)
 
 
+QUESTIONS: Mapping[str, Callable[[Path], Iterator[Line]]] = {
+    "devices": lambda data: device_lines(_bf16_tables(data)),
+    "ranges": _ranges,
+    "sweep": lambda data: sweep_to_test_lines(_fp32_rows(data)),
+    "fp32-devices": _fp32_devices,
+}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns the exit status."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m calibrate.hard_splits DATA_DIR\n")
+    asked = tuple(arguments[1:]) or tuple(QUESTIONS)
+    if not arguments or not set(asked) <= set(QUESTIONS):
+        sys.stderr.write(f"usage: python -m calibrate.hard_splits DATA_DIR [{' | '.join(QUESTIONS)} ...]\n")
         return 2
     out = sys.stdout.write
     out("| question | device | family | rows | median | mean | p90 | roofline median | published mean |\n")
     out("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
-    for line in lines(Path(arguments[0])):
+    for line in (line for question in asked for line in QUESTIONS[question](Path(arguments[0]))):
         found = line.found
         published = f"{line.published_mean:.1%}" if line.published_mean else ""
         out(

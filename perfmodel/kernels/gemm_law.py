@@ -3,7 +3,7 @@
 For every tile (tm x tn) of a menu and every split s of the reduction:
 
     waves    = ceil(ceil(m/tm) ceil(n/tn) batch s / SMs)
-    compute  = waves (2 tm tn ceil(k/s) / (peak/SMs eff tm tn / (tm tn + half_tile^2)) + prologue)
+    compute  = waves (2 tm tn ceil(k/s) / (peak/SMs eff tm tn / (tm tn + half_tile^2)) + prologue fitted clock/clock)
     memory   = traffic / (bandwidth bw_eff) / active^spread,    active = min(1, units / SMs)
     L2       = units (tm + tn) k/s itemsize / (l2_eff 64 bytes/clock SMs) / active^spread
     split    = split_overhead + half of the partial results' traffic, if s > 1
@@ -142,7 +142,9 @@ def law_parts(parameters: Mapping[str, float], products: Products, device: Devic
     steps = np.ceil(np.maximum(k / split, K_STEP) / K_STEP) * K_STEP
     rate = parameters["eff"] * tm * tn / (tm * tn + parameters["half_tile"] ** 2)
     per_sm = p.peak_flops_per_s[:, None, None] / device.n_sms
-    compute = np.ceil(units / device.n_sms) * (2.0 * tm * tn * steps / (per_sm * rate) + parameters["prolog_s"])
+    # A prologue is a number of clocks: what one device took in seconds, another takes by its own clock.
+    prolog_s = parameters["prolog_s"] * parameters.get("clock_hz", device.clock_hz) / device.clock_hz
+    compute = np.ceil(units / device.n_sms) * (2.0 * tm * tn * steps / (per_sm * rate) + prolog_s)
     starved = np.minimum(units / device.n_sms, 1.0) ** -parameters["spread"]
     bandwidth = device.memory_bytes_per_s * parameters["bw_eff"]
     memory = _traffic_bytes(parameters, p, device, tm * tn) / bandwidth * starved

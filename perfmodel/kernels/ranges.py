@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MAX_KNOTS = 8
+MAX_KNOTS = 16
 
 
 def knots_of(parameters: Mapping[str, float]) -> int:

@@ -60,7 +60,8 @@ class PricedRows:
     sources: tuple[str, ...]
 
 
-# How far readings of calls too short to matter scatter around their median (NeuSight's vector sweeps, p90 on A100).
+# How far readings of calls too short to matter scatter around their median (NeuSight's vector sweeps, p90 on A100). The
+# floor of longer calls scatters as much, apart from the kernel.
 MINIMUM_SPREAD = 0.05
 
 # NeuSight (Lee et al., ASPLOS 2025): mean errors per op, fp32, in and out of its training distribution, as recomputed from
@@ -110,11 +111,13 @@ def price_rows(rows: Sequence[KernelRow]) -> PricedRows:
     floor_s = np.array([floor_of(row, device) for row in rows])
     least_s = np.array([minimum_of(row, device) for row in rows])
     roof = _rooflines(rows, device)
+    time_s, low_s, high_s = (np.array([getattr(t, name) for t in totals]) for name in ("time_s", "low_s", "high_s"))
+    below, above = (np.hypot(side - time_s, MINIMUM_SPREAD * floor_s) for side in (low_s, high_s))
     return PricedRows(
         rows=tuple(rows),
-        predicted_s=np.maximum(np.array([total.time_s for total in totals]) + floor_s, least_s),
-        low_s=np.maximum(np.array([total.low_s for total in totals]) + floor_s, least_s * (1.0 - MINIMUM_SPREAD)),
-        high_s=np.maximum(np.array([total.high_s for total in totals]) + floor_s, least_s * (1.0 + MINIMUM_SPREAD)),
+        predicted_s=np.maximum(time_s + floor_s, least_s),
+        low_s=np.maximum(time_s - below + floor_s, least_s * (1.0 - MINIMUM_SPREAD)),
+        high_s=np.maximum(time_s + above + floor_s, least_s * (1.0 + MINIMUM_SPREAD)),
         roofline_s=np.maximum(roof + floor_s, least_s),
         sources=tuple(total.source.label for total in totals),
     )

@@ -146,3 +146,15 @@ def test_small_batched_fp32_products_are_slower_on_a100_than_on_v100_as_measured
     # A reading holds a launch floor of up to 60 us, which the law leaves out.
     predicted_us = price([bmm_op(1017, 30, 22, 134, "float32")], load_device(device))[0][0].time_s * 1e6
     assert measured_us - 60 < predicted_us < 1.1 * measured_us
+
+
+def test_a_prologue_is_clocks_so_a_fit_carries_to_a_faster_one(device):
+    # Fitted at 1 GHz with a prologue of 2 us: 2000 clocks, which are 1 us at 2 GHz. One tile, one wave.
+    fast = replace(device, clock_hz=2e9)
+    measured = {"prolog_s": 2e-6, "clock_hz": 1e9}
+    slow_s, fast_s, bare_s = (
+        ideal_s(d, (128, 128, 64), **more)
+        for d, more in ((replace(device, clock_hz=1e9), measured), (fast, measured), (fast, {"prolog_s": 1e-12}))
+    )
+    assert slow_s - bare_s == pytest.approx(2e-6, rel=1e-3)
+    assert fast_s - bare_s == pytest.approx(1e-6, rel=1e-3)
