@@ -85,9 +85,9 @@ def _combinations(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[frozenset[str]
         words = frozenset(change.words for change in chosen if change.words)
         if words:
             rows.append((sum(change.cost for change in chosen), len(words), len(rows), words, chosen))
-    for _, _, _, words, chosen in sorted(rows, key=lambda row: row[:3]):
+    for _, _, _, words, picked in sorted(rows, key=lambda row: row[:3]):
         changed = plan
-        for change in chosen:
+        for change in picked:
             changed = change.apply(changed)
         if _is_plan(changed, n_ranks):
             yield words, changed
