@@ -31,6 +31,8 @@ def add(datasheet: Path, db: Path) -> None:
     Its efficiencies are inherited from the nearest measured device and marked `derived`.
     """
     from perfmodel.db import add_device
+    from perfmodel.db.fits import INHERITED_KEY
 
     device = add_device(datasheet, db)
-    click.echo(f"added {device.name}; fits inherited from {device.nearest}: {', '.join(sorted(device.fits)) or 'none'}")
+    found = [f"{name} from {fit.provenance[INHERITED_KEY]}" for name, fit in sorted(device.fits.items())]
+    click.echo(f"added {device.name}; fits inherited: {', '.join(found) or 'none'}")
