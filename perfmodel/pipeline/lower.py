@@ -10,7 +10,7 @@ A captured stretch (CUDA graphs) has one host task, its replay; each stream's fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from perfmodel.pipeline.pricebook import FloatArray, IntArray, Prices
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.tasks import HOST_FAMILY, LoweredClass, Tasks
 from perfmodel.plan.events import Event, RankClass
+from perfmodel.plan.sharded import STORAGE as TABLE_STORAGE
 from perfmodel.sim.program import COMPUTE, COPY, HOST, NO_GROUP, ArrayProgram
 from perfmodel.sim.steady import CarryDep
 from perfmodel.units import PS_PER_S
@@ -41,10 +42,16 @@ def lower_class(
     """
     lowering = _Lowering(rank_class.events, device, prices, settings)
     tasks = lowering.describe(lowering.host_times())
-    deps, carry = lowering.waits(cls, prefetch=settings.input_copies == "prefetch")
-    program = lowering.program(tasks, deps, len(rank_class.ranks))
+    # What waits for what does not depend on prices: a sequence of events that is priced again keeps it.
+    key = "waits", settings.mode, settings.input_copies
+    if key not in prices.derived:
+        deps, carry = lowering.waits(0, prefetch=settings.input_copies == "prefetch")
+        prices.derived[key] = _rows_of(deps), tuple(carry)
+    rows, carry_deps = prices.derived[key]
+    carry_deps = tuple(replace(dep, cls=cls) for dep in carry_deps)
+    program = lowering.program(tasks, rows, len(rank_class.ranks))
     return LoweredClass(
-        rank_class=rank_class, device=device, prices=prices, program=program, tasks=tasks, carry=tuple(carry)
+        rank_class=rank_class, device=device, prices=prices, program=program, tasks=tasks, carry=carry_deps
     )
 
 
@@ -87,8 +94,12 @@ def lower_segment(events: Sequence[Event], device: Device, prices: Prices) -> Lo
         for stream, sources in held.items()
         for source in sources
     ]
-    program = lowering.program(lowering.describe(time_ps), deps, 1)
+    program = lowering.program(lowering.describe(time_ps), _rows_of(deps), 1)
     return LoweredSegment(program=program, tail_ps=tail_ps, open_waits=tuple(open_waits), held=tuple(left))
+
+
+def _rows_of(deps: Deps) -> IntArray:
+    return np.array(deps, dtype=np.int64).reshape(-1, 3)
 
 
 class _Lowering:
@@ -116,10 +127,9 @@ class _Lowering:
         self.pending_ps = 0  # host time after the last host task, set by `host_times`
         self.first_host = NO_TASK
 
-    def program(self, tasks: Tasks, deps: Deps, n_ranks: int) -> ArrayProgram:
-        """The simulator's program of described tasks that wait for each other as `deps` say."""
+    def program(self, tasks: Tasks, rows: IntArray, n_ranks: int) -> ArrayProgram:
+        """The simulator's program of described tasks that wait for each other as `rows` of `Deps` say."""
         launches = self._launches(round(self.device.host.launch_latency_s * PS_PER_S))
-        rows = np.array(deps, dtype=np.int64).reshape(-1, 3)
         owner, index, lags = (np.concatenate([launches[i], rows[:, i]]) for i in range(3))
         by_owner = np.argsort(owner, kind="stable")
         return ArrayProgram(
@@ -261,7 +271,25 @@ class _Lowering:
                 carry.append(CarryDep(cls=cls, task=task, on=end))
             elif end >= 0:
                 deps.append((task, end, 0))
-        return deps, [*carry, *self._held_over(cls, held)]
+        return deps, [*carry, *self._held_over(cls, held), *self._ahead(cls)]
+
+    def _ahead(self, cls: int) -> Iterator[CarryDep]:
+        """Ops on indices that travelled a batch ahead wait for their exchange, which was issued an iteration before."""
+        early: dict[
+            int, int
+        ] = {}  # storage of indices: the first event that reads it before any exchange has written it
+        writer: dict[int, int] = {}
+        for number, event in enumerate(self.events):
+            if event.op is not None and event.stream == "compute":
+                for storage in event.reads:
+                    if storage >= TABLE_STORAGE and storage not in writer and self.last_task[number] >= 0:
+                        early.setdefault(storage, number)
+            elif event.collective is not None:
+                writer |= dict.fromkeys(event.writes, number)
+        for storage, number in early.items():
+            if storage in writer:
+                task = int(self.device_task[np.searchsorted(self.kernel_event, number)])
+                yield CarryDep(cls=cls, task=task, on=self.last_before(writer[storage]))
 
     def _held_over(self, cls: int, held: Mapping[int, Sequence[int]]) -> list[CarryDep]:
         """What events after a stream's last kernel wait for keeps its first kernel of the next iteration waiting."""

@@ -18,7 +18,7 @@ from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.intervals import Spans, fold, union
 from perfmodel.sim.program import COMM, COMPUTE
-from perfmodel.sim.steady import CarryDep, Steady, simulate_steady_compiled
+from perfmodel.sim.steady import CarryDep, Steady, seam_of, simulate_steady_compiled
 from perfmodel.sim.timeline import Timeline
 
 MAX_ROUNDS = 30
@@ -37,7 +37,8 @@ def simulate_with_overlap(
     classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep], *, overlap: bool
 ) -> Overlapped:
     """The steady state of `compiled`, the programs of `classes`, with the factors of their devices if `overlap`."""
-    steady = simulate_steady_compiled(compiled, carry_deps=carry)
+    seam = seam_of(compiled, carry)
+    steady = simulate_steady_compiled(compiled, seam=seam)
     factors = [lowered.device.overlap_factor for lowered in classes]
     if not overlap or max(factors) <= 1.0:
         return Overlapped(steady=steady, settled=True)
@@ -47,7 +48,7 @@ def simulate_with_overlap(
     for _ in range(MAX_ROUNDS):
         beside = _beside_ps(steady.timeline, kinds) * is_compute
         durations = compiled.duration_ps + np.rint(beside * lost).astype(np.int64)
-        found = simulate_steady_compiled(compiled, durations, carry_deps=carry)
+        found = simulate_steady_compiled(compiled, durations, seam=seam)
         moved = abs(float(found.iteration_ps - steady.iteration_ps))
         steady = found
         if moved <= SETTLED_FRAC * float(found.iteration_ps):

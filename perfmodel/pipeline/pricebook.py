@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from perfmodel.kernels.roofline import peak_flops_per_s
 from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
+MAX_SEQUENCES = 256  # rank classes' events remembered
 MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
@@ -44,15 +46,28 @@ class Prices:
         kernels: by column: `time_s`, `low_s`, `high_s`, `source`, `family` (index into `names`), and `ideal_s`, the time
             at the datasheet's peak rates.
         names: labels and families by index.
+        derived: what follows from the events, their device and the settings alone, found once however often they are priced.
     """
 
     rows: Mapping[str, NDArray[np.generic]]
     kernels: Mapping[str, NDArray[np.generic]]
     names: Sequence[str]
+    derived: dict[Hashable, Any] = field(default_factory=dict)
 
     def of_events(self, column: str) -> NDArray[np.generic]:
         """A column of `rows`."""
         return self.rows[column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Places:
+    """Where a sequence of events finds its prices: rows of its ops, which events those are, and the collectives between."""
+
+    events: Sequence[Event]  # held, so that its identity is not reused
+    rows: IntArray
+    of_op: IntArray
+    others: tuple[Event, ...]
+    derived: dict[Hashable, Any]
 
 
 class _Columns:
@@ -89,23 +104,29 @@ class PriceBook:
     def _clear(self) -> None:
         self._row_of: dict[int, int] = {}
         self._held: list[Op] = []  # keeps identities from being reused
+        self._places: dict[int, _Places] = {}  # of sequences to remember, by identity
         self._row_of_kind: dict[tuple[int, bool], int] = {}  # on a CUDA device, where equal ops cost the same
         self._names: dict[str, int] = {}
         self._rows, self._kernels = _Columns(ROW_COLUMNS), _Columns(KERNEL_COLUMNS)
 
     def prices(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float] | None = None
+        self,
+        events: Sequence[Event],
+        collectives: Mapping[int, Estimate],
+        issue_s: Mapping[int, float] | None = None,
+        *,
+        remember: bool = False,
     ) -> Prices:
         """Prices of events; `collectives` maps instances of collectives to estimates.
 
-        `issue_s` maps some of them to the host's time to ask for one (else that of the device).
+        `issue_s` maps some of them to the host's time to ask for one (else that of the device). `remember` a sequence that
+        will be asked for again.
         """
         with self._lock:
-            return self._prices(events, collectives, issue_s or {})
+            places = self._places.get(id(events)) or self._place(events, remember=remember)
+            return self._prices(places, collectives, issue_s or {})
 
-    def _prices(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
-    ) -> Prices:
+    def _place(self, events: Sequence[Event], *, remember: bool) -> _Places:
         # On a CPU a price depends on what ran before (what its caches hold), so every sequence is priced as a whole.
         if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
             self._clear()
@@ -113,26 +134,40 @@ class PriceBook:
         unknown = {id(e.op): e.op for e in events if e.op is not None and id(e.op) not in known}
         if unknown:
             self._meet(list(unknown.values()))
-        places: list[int] = []
+        rows: list[int] = []
         others: list[Event] = []
         of_op: list[int] = []
         for number, event in enumerate(events):
             if event.op is not None:
-                places.append(known[id(event.op)])
+                rows.append(known[id(event.op)])
                 of_op.append(number)
             else:
                 others.append(event)
-        ops = self._rows.at(np.array(places, dtype=np.int64))
+        found = _Places(
+            events=events,
+            rows=np.array(rows, dtype=np.int64),
+            of_op=np.array(of_op, dtype=np.int64),
+            others=tuple(others),
+            derived={},
+        )
+        if remember and self.device.kind == "cuda":
+            if len(self._places) >= MAX_SEQUENCES:
+                self._places = {}
+            self._places[id(events)] = found
+        return found
+
+    def _prices(self, places: _Places, collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]) -> Prices:
+        ops = self._rows.at(places.rows)
         n_kernels = ops["n_kernels"].astype(np.int64)
         begins = np.cumsum(n_kernels) - n_kernels
         taken = np.repeat(ops["first_kernel"].astype(np.int64) - begins, n_kernels) + np.arange(int(n_kernels.sum()))
         ops["first_kernel"] = begins
         kernels = self._kernels.at(taken)
-        if others:
-            more_rows, more_kernels = self._of_collectives(others, collectives, issue_s, len(taken))
-            ops = _merged(ops, more_rows, np.array(of_op, dtype=np.int64), len(events))
+        if places.others:
+            more_rows, more_kernels = self._of_collectives(places.others, collectives, issue_s, len(taken))
+            ops = _merged(ops, more_rows, places.of_op, len(places.events))
             kernels = {name: np.concatenate([kernels[name], column]) for name, column in more_kernels.items()}
-        return Prices(rows=ops, kernels=kernels, names=tuple(self._names))
+        return Prices(rows=ops, kernels=kernels, names=tuple(self._names), derived=places.derived)
 
     def _meet(self, ops: Sequence[Op]) -> None:
         """Gives ops their rows: on a CPU each its own, else one to all that cost the same."""

@@ -248,8 +248,11 @@ def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
     """What each device runs in place of a kernel it lacks."""
     found: dict[str, None] = {}
     for lowered in classes:
-        ops = {id(event.op): event.op for event in lowered.rank_class.events if event.op is not None}
-        found |= dict.fromkeys(substitutes(ops.values(), lowered.device))
+        derived = lowered.prices.derived
+        if "substitutes" not in derived:
+            ops = {id(event.op): event.op for event in lowered.rank_class.events if event.op is not None}
+            derived["substitutes"] = tuple(substitutes(ops.values(), lowered.device))
+        found |= dict.fromkeys(derived["substitutes"])
     return list(found)
 
 

@@ -84,11 +84,15 @@ def simulate_steady_compiled(
     duration_ps: IntArray | None = None,
     *,
     carry_deps: Sequence[CarryDep] = (),
+    seam: Seam | None = None,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Steady:
-    """`simulate_steady` without the conversion; `duration_ps` replaces the programs' own durations."""
+    """`simulate_steady` without the conversion; `duration_ps` replaces the programs' own durations.
+
+    `seam` is that of the carry deps, where it was found before (`seam_of`).
+    """
     durations = compiled.duration_ps if duration_ps is None else np.asarray(duration_ps, dtype=np.int64)
-    seam = seam_of(compiled, carry_deps)
+    seam = seam or seam_of(compiled, carry_deps)
     depth = int(seam.distance.max()) if len(seam.distance) else 1
     kept = np.unique(seam.source)
     sweeper = Sweeper(compiled, durations)
