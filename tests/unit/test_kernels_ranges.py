@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibrate.fit_ranges import MIN_DEVICE_SHARE, range_parameters
+from calibrate.fit_ranges import MIN_DEVICE_SHARE, range_parameters, widest
 from perfmodel.kernels.ranges import knots_of, range_frac
 
 
@@ -57,3 +57,19 @@ def test_between_knots_over_log_time_and_flat_beyond() -> None:
     low, high = range_frac(knots, asked, (0.8 / 1.25, 1.25 * 1.25))
     assert low == pytest.approx(np.array([0.9, 0.8, 0.7]) / 1.25)
     assert high == pytest.approx(np.array([1.1, 1.2, 1.3]) * 1.25)
+
+
+def test_the_widest_of_two_sets_covers_both() -> None:
+    time_s, measured_s = sample(1000)
+    narrow = range_parameters(time_s, time_s * np.linspace(0.99, 1.01, 1000), np.ones(1000))
+    wide = range_parameters(time_s, measured_s, np.ones(1000))
+    both = widest([narrow, wide, {}])
+    assert knots_of(both) == knots_of(narrow) + knots_of(wide)
+    places = np.array([both[f"range_{i}_s"] for i in range(knots_of(both))])
+    assert (np.diff(places) >= 0).all()
+    for part in (narrow, wide):
+        low, high = range_frac(part, places, (1.0, 1.0))
+        joined_low, joined_high = range_frac(both, places, (1.0, 1.0))
+        assert (joined_low <= low + 1e-12).all()
+        assert (joined_high >= high - 1e-12).all()
+    assert widest([{}, {}]) == {}
