@@ -16,11 +16,11 @@ from perfmodel.autotune.front import run_sweep
 SPACE = {
     "tp": [1, 2, 4],
     "pp": [1, 2, 4],
-    "shard": ["nothing", "optimizer", "gradients", "parameters"],
+    "shard": ["nothing", "optimizer", "parameters"],
     "bucket_cap": [f"{size}MiB" for size in (5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100, 150, 200)],
     "first_bucket": ["1MiB", "2MiB", "4MiB"],
     "sequence": [True, False],
-    "schedule": ["1f1b", "gpipe", "zero_bubble"],
+    "schedule": ["1f1b", "gpipe", "zero_bubble", "zero_bubble_h2"],
     "compression": ["none", "bf16"],
     "micro_batch": [1, 2, 4, 8],
 }

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from perfmodel.config.plan import TensorParallel
-from perfmodel.errors import InfeasiblePlanError
+from perfmodel.config.plan import COLUMN, ROW, VOCABULARY, TensorParallel
+from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import Graph, Op, Parameter
 from perfmodel.plan.async_tensor import overlapped
 from perfmodel.plan.layout import Shard
@@ -46,13 +46,18 @@ def tensor_parallel(graph: Graph, plan: TensorParallel, n_ranks: int) -> Graph:
 
 
 def _matching(patterns: Sequence[str], linears: Mapping[str, Parameter], kind: str) -> list[str]:
-    """Modules whose path ends as a pattern says. Raises InfeasiblePlanError if none does."""
+    """Modules whose path ends as a pattern says.
+
+    Raises InfeasiblePlanError if none does, or if one of the plan's own patterns (not the defaults) finds none.
+    """
     found = [path for path in linears if any(_ends(path, pattern) for pattern in patterns)]
-    if not found:
+    idle = [pattern for pattern in patterns if not any(_ends(path, pattern) for path in found)]
+    if not found or (idle and tuple(patterns) not in (COLUMN, ROW, VOCABULARY)):
         known = sorted({path.rpartition(".")[2] for path in linears})
+        near = suggest(idle[0], known) if found else ""
         raise InfeasiblePlanError(
-            f"tensor parallel: no module with a weight matches tensor_parallel.{kind} ({', '.join(patterns)}); "
-            f"the model's end in {', '.join(known[:12])}"
+            f"tensor parallel: no module with a weight matches tensor_parallel.{kind} ({', '.join(idle)}); "
+            f"the model's end in {', '.join(known[:12])}{near}"
         )
     return found
 

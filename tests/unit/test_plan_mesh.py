@@ -386,3 +386,9 @@ def test_stages_with_divided_parameters_scatter_the_sum_of_micro_batches() -> No
         blocks = sum(p.tensor.bytes for p in stage.graph.parameters if p.name.startswith("transformer.h."))
         assert total["reduce_scatter"] == psi
         assert total["all_gather"] == 2 * (psi + blocks)
+
+
+def test_a_pattern_of_the_plans_own_that_finds_nothing_is_refused_with_the_nearest_name() -> None:
+    plan = TensorParallel(column=("attn.c_attn", "mlp.c_fd"))
+    with pytest.raises(InfeasiblePlanError, match=r"tensor_parallel.column \(mlp.c_fd\).*did you mean"):
+        tensor_parallel(gpt(), plan, 2)
