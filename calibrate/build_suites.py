@@ -65,7 +65,7 @@ TORCHREC_ROWS = (
     45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10, 2209, 11267, 128, 4, 974, 14,
     48937457, 11316796, 40094537, 452104, 12606, 104, 35,
 )  # fmt: skip
-# Language models of MLPerf: model file, and ranks of a replica where the rows' batch and accumulation do not say how they work.
+# Nodes of MLPerf's language models: the name a topology's begins with, and GPUs of a node.
 LLM_NODES = {
     "NVIDIA H100-SXM5-80GB": ("dgx_h100", 8), "NVIDIA H200-SXM5-141GB": ("dgx_h200", 8),
     "NVIDIA Blackwell GPU (B200-SXM-180GB)": ("dgx_b200", 8), "NVIDIA Blackwell GPU (GB200)": ("gb200", 4),
@@ -228,8 +228,18 @@ def mlperf_llm(rows: Iterable[Row]) -> Iterator[Cells]:
     for row in rows:
         if row["model"] not in ("gpt3_175b", "llama2_70b_lora") or row["gpu"] not in LLM_NODES:
             continue
-        batch, steps, n_gpus = int(note_value(row, "global_batch")), int(note_value(row, "grad_accum")), int(row["num_gpus"])
-        system = (row["model"], row["gpu"], row["num_gpus"], str(batch), row["source"] if row["model"] == "gpt3_175b" else "")
+        batch, steps, n_gpus = (
+            int(note_value(row, "global_batch")),
+            int(note_value(row, "grad_accum")),
+            int(row["num_gpus"]),
+        )
+        system = (
+            row["model"],
+            row["gpu"],
+            row["num_gpus"],
+            str(batch),
+            row["source"] if row["model"] == "gpt3_175b" else "",
+        )
         if system in seen:
             continue
         seen.add(system)

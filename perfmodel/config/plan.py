@@ -27,11 +27,11 @@ DEFAULT_FIRST_BUCKET_BYTES = 1 * MEBI
 COLUMN = (
     "attn.c_attn", "mlp.c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1",
     "self.query", "self.key", "self.value", "intermediate.dense", "query_key_value", "linear_qkv", "dense_h_to_4h",
-    "linear_fc1", "gate_up_proj",
+    "linear_fc1", "gate_up_proj", "lora_qkv_up",
 )  # fmt: skip
 ROW = (
     "attn.c_proj", "mlp.c_proj", "o_proj", "out_proj", "down_proj", "fc2", "output.dense", "self_attention.dense",
-    "linear_proj", "dense_4h_to_h", "linear_fc2",
+    "linear_proj", "dense_4h_to_h", "linear_fc2", "lora_proj_down",
 )  # fmt: skip
 EXPERTS = ("experts",)
 VOCABULARY = ("wte", "embed_tokens", "word_embeddings", "lm_head", "predictions.decoder")

@@ -43,6 +43,7 @@ class TransformerSpec(TrainedSpec):
         attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
         gradient_checkpointing: recompute each block in backward.
         implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels.
+        lora_rank: only adapters of this rank beside the attention's projections are trained (megatron's llama).
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -78,6 +79,7 @@ class TransformerSpec(TrainedSpec):
     transformers: Literal["4.38", "4.57"] = "4.57"
     gradient_checkpointing: bool = False
     implementation: Literal["huggingface", "megatron"] = "huggingface"
+    lora_rank: PositiveCount | None = None
 
     @property
     def tokens(self) -> int:
@@ -129,6 +131,11 @@ class TransformerSpec(TrainedSpec):
             problems.append("attention: found sdpa with transformers 4.38, allowed eager")
         if self.implementation == "megatron":
             problems += self._not_of_megatron()
+        if self.lora_rank is not None and (self.architecture, self.implementation) != ("llama", "megatron"):
+            problems.append(
+                f"lora_rank: found with architecture {self.architecture} and implementation {self.implementation}, allowed "
+                "with llama and megatron"
+            )
         problems += self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
         if problems:
             raise ValueError("\n".join(problems))

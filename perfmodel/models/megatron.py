@@ -104,9 +104,8 @@ class Embedding(nn.Module):
         self.position_embeddings = nn.Embedding(spec.max_positions, spec.hidden_size)
         self.embedding_dropout = nn.Dropout(spec.embedding_dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens) to (tokens, batch, width)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """(batch, tokens) token numbers and positions to (tokens, batch, width)."""
         x = self.word_embeddings(tokens) + self.position_embeddings(positions)
         out: Tensor = self.embedding_dropout(x.transpose(0, 1).contiguous())
         return out
@@ -124,13 +123,26 @@ class MegatronGpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, tokens) token numbers to logits."""
-        x = run_blocks(self.layers, self.embedding(tokens), recompute=self.recompute)
+        positions, _ = positions_and_mask(tokens)
+        x = run_blocks(self.layers, self.embedding(tokens, positions), recompute=self.recompute)
         x = self.final_layernorm(x)
         logits = fn.linear(x, self.embedding.word_embeddings.weight)
         return logits.transpose(0, 1).contiguous().view(-1, logits.shape[-1])
 
 
+def positions_and_mask(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What `get_batch` makes of each micro-batch (get_ltor_masks_and_position_ids); the fused softmax masks by itself."""
+    n = tokens.shape[1]
+    mask = torch.tril(torch.ones(1, n, n, device=tokens.device)).view(1, 1, n, n) < 0.5
+    return torch.arange(n, device=tokens.device).unsqueeze(0).expand_as(tokens), mask
+
+
 def vocabulary_loss(labels: Tensor, logits: Tensor) -> Tensor:
-    """Mean cross-entropy in fp32 of (batch x tokens, vocabulary) logits; labels are shifted by the data loader."""
+    """Mean cross-entropy in fp32 of (batch x tokens, vocabulary) logits; labels are shifted by the data loader.
+
+    The mean is that of `loss_func` in pretrain_gpt.py, over the tokens of a mask that leaves none out.
+    """
     losses: Tensor = VocabularyCrossEntropy.apply(logits.float(), labels.view(-1))  # type: ignore[no-untyped-call]  # torch leaves it open
-    return losses.mean()
+    mask = torch.ones(losses.shape, dtype=torch.float32, device=losses.device)
+    loss: Tensor = torch.sum(losses * mask) / mask.sum()
+    return loss

@@ -13,12 +13,24 @@ from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.blocks import Rotary, fused_attention, run_blocks
 from perfmodel.models.megatron_ops import rotary, swiglu
 
+LORA_SCALE = 2.0  # alpha over rank; MLPerf's Llama 2 70B has 32 over 16
+
 
 class SelfAttention(nn.Module):
-    """Causal attention whose query heads share key-value heads; `linear_qkv` has a group's queries, its key, its value."""
+    """Causal attention whose query heads share key-value heads; `linear_qkv` has a group's queries, its key, its value.
+
+    With `lora_rank` both projections have low-rank adapters beside them (Hu et al. 2021, arXiv:2106.09685).
+    """
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
+        self.adapted = spec.lora_rank is not None
+        if spec.lora_rank is not None:
+            heads = (spec.heads + 2 * spec.groups) * spec.width_of_head
+            self.lora_qkv_down = nn.Linear(spec.hidden_size, spec.lora_rank, bias=False)
+            self.lora_qkv_up = nn.Linear(spec.lora_rank, heads, bias=False)
+            self.lora_proj_down = nn.Linear(spec.heads * spec.width_of_head, spec.lora_rank, bias=False)
+            self.lora_proj_up = nn.Linear(spec.lora_rank, spec.hidden_size, bias=False)
         self.groups, self.shared, self.head_dim = spec.groups, spec.heads // spec.groups, spec.width_of_head
         width = (spec.heads + 2 * spec.groups) * self.head_dim
         self.linear_qkv = nn.Linear(spec.hidden_size, width, bias=spec.has_bias("attention"))
@@ -27,13 +39,19 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """(tokens, batch, width) to the same shape."""
         n, batch, _ = x.shape
-        mixed = self.linear_qkv(x).view(n, batch, -1, self.shared + 2, self.head_dim)
+        mixed = self.linear_qkv(x)
+        if self.adapted:
+            mixed = mixed + LORA_SCALE * self.lora_qkv_up(self.lora_qkv_down(x))
+        mixed = mixed.view(n, batch, -1, self.shared + 2, self.head_dim)
         query, key, value = mixed.split((self.shared, 1, 1), dim=3)
         query = rotary(query.reshape(n, batch, -1, self.head_dim), cosine, sine)
         key, value = rotary(key.squeeze(3), cosine, sine), value.squeeze(3)
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         out = fused_attention(query, key, value, dropout=0.0, scale=self.head_dim**-0.5, causal=True)
-        projected: Tensor = self.linear_proj(out.transpose(0, 1).reshape(n, batch, -1))
+        out = out.transpose(0, 1).reshape(n, batch, -1)
+        projected: Tensor = self.linear_proj(out)
+        if self.adapted:
+            projected = projected + LORA_SCALE * self.lora_proj_up(self.lora_proj_down(out))
         return projected
 
 
@@ -79,6 +97,9 @@ class MegatronLlama(nn.Module):
         self.final_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.norm_epsilon)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.recompute = spec.gradient_checkpointing
+        if spec.lora_rank is not None:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_("lora_" in name)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, tokens) token numbers to logits."""

@@ -91,3 +91,36 @@ def test_a_layer_has_its_fused_kernels() -> None:
 def test_what_it_does_not_have_is_refused(changes) -> None:
     with pytest.raises(ConfigError, match="implementation: found megatron, allowed with tied_embeddings false"):
         spec(**changes)
+
+
+def test_low_rank_adapters_alone_are_trained() -> None:
+    rank = 4
+    graph = trace(build(spec(lora_rank=rank, precision="bf16")))
+    trained = [p for p in graph.parameters if p.grad_op is not None]
+    head = WIDTH // HEADS
+    qkv = (HEADS + 2 * GROUPS) * head
+    # Down and up beside both projections (Hu et al. 2021): r (in + out) elements each.
+    assert sum(p.tensor.n_elems for p in trained) == MODEL["layers"] * rank * (WIDTH + qkv + 2 * WIDTH)
+    assert all("lora_" in p.name for p in trained)
+    states = [s for s in graph.storages if s.kind == "optimizer_state"]
+    assert sum(s.bytes for s in states) < 3 * 4 * sum(p.tensor.n_elems for p in trained)
+    # No weight gradient of a frozen matrix: a linear has two products (forward, input's gradient), an adapter's three.
+    frozen = [op for op in graph.ops if op.name == "aten.mm" and op.module.endswith("linear_fc1")]
+    assert len(frozen) == 2 * MODEL["layers"]
+
+
+def test_adapters_are_divided_with_the_projections_they_stand_beside() -> None:
+    from perfmodel.config import load_plan
+    from perfmodel.plan.tensor_parallel import tensor_parallel
+
+    graph = trace(build(spec(lora_rank=4, precision="bf16")))
+    local = tensor_parallel(graph, load_plan("tp=2").tensor_parallel, 2)
+    shapes = {p.name.removeprefix("layers.0.self_attention."): p.tensor.shape for p in local.parameters}
+    assert shapes["lora_qkv_up.weight"] == ((HEADS + 2 * GROUPS) * WIDTH // HEADS // 2, 4)
+    assert shapes["lora_proj_down.weight"] == (4, WIDTH // 2)
+    assert shapes["lora_qkv_down.weight"] == (4, WIDTH)
+
+
+def test_adapters_belong_to_megatrons_llama() -> None:
+    with pytest.raises(ConfigError, match="lora_rank: found with architecture llama and implementation huggingface"):
+        load_model({**MODEL, "lora_rank": 4})

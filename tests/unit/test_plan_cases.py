@@ -141,5 +141,5 @@ def test_36_a_small_dlrm_leaves_the_gpu_idle() -> None:
     found = Predictor(model, "a100_pcie_40gb").predict("ddp")
     busy = found.breakdown.compute_s / found.iteration_time_s
     assert found.breakdown.host_bound_s > found.breakdown.compute_s
-    assert busy < 0.5
-    assert 1e-3 < found.iteration_time_s < 10e-3
+    assert busy < 0.3  # 7 to 8 % there
+    assert 5e-3 < found.iteration_time_s < 10e-3  # 5, 7.9 and 10 ms, as three people quote
