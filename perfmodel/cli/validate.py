@@ -15,6 +15,7 @@ from perfmodel.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfmodel.api import RunOptions
     from perfmodel.pipeline.prediction import Prediction
     from perfmodel.validate.live import LiveSettings
     from perfmodel.validate.live_cases import LiveCase
@@ -49,7 +50,16 @@ if TYPE_CHECKING:
 )
 @click.option("--plans", is_flag=True, help="With --live: parallel plans of transformers on 2 and 4 processes.")
 @click.option("--cases", default="*", show_default=True, help="Only cases whose name matches (* and ? are wildcards).")
-@click.option("--attribute", is_flag=True, help="With --live: rank operators by their share of each case's error.")
+@click.option(
+    "--attribute", is_flag=True, help="With --live or --trace: rank operators by their share of each case's error."
+)
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="With --attribute and a SUITE: Kineto trace of the one case that --cases leaves; may be repeated (ranks).",
+)
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0),
@@ -76,15 +86,10 @@ def validate(
     from perfmodel.report.validation import render_markdown, render_validation, validation_json
     from perfmodel.validate.run_suite import score_suite
 
-    if (suite is None) != bool(options["live"]):
-        raise ConfigError("validate: needs a SUITE or --live, one of them")
+    _check_options(suite, options, html_path)
     if options["sharding"]:
-        if html_path is not None:
-            raise ConfigError("--html: goes without --sharding")
         _live_sharding({**options, "as_json": as_json, "markdown": markdown}, db)
         return
-    if options["plans"] and not options["live"]:
-        raise ConfigError("--plans: goes with --live")
     if suite is None:
         name, results = _live_suite(options, db)
     else:
@@ -94,6 +99,8 @@ def validate(
     score = score_suite(results)
     render = validation_json if as_json else render_markdown if markdown else render_validation
     click.echo(render(name, results, score).rstrip("\n"))
+    if suite is not None and options["attribute"]:
+        _attribute_trace(results, options["traces"], db)
     if html_path is not None:
         from perfmodel.report.validation_page import render_validation_page
         from perfmodel.report.write import write_text
@@ -101,6 +108,18 @@ def validate(
         write_text(html_path, render_validation_page(name, results, score))
     if not score.passes(max_error):
         sys.exit(1)
+
+
+def _check_options(suite: str | None, options: dict[str, object], html_path: Path | None) -> None:
+    """Raises ConfigError where options do not go together."""
+    if (suite is None) != bool(options["live"]):
+        raise ConfigError("validate: needs a SUITE or --live, one of them")
+    if options["sharding"] and html_path is not None:
+        raise ConfigError("--html: goes without --sharding")
+    if options["plans"] and not options["live"]:
+        raise ConfigError("--plans: goes with --live")
+    if bool(options["traces"]) != bool(options["attribute"] and suite):
+        raise ConfigError("--trace: goes with --attribute and a SUITE, all three together")
 
 
 def _live_suite(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
@@ -143,23 +162,41 @@ def _suite(suite: str, pattern: str, db: str | None) -> tuple[str, Sequence[Case
     return loaded.name, run_suite(cases, lambda case: predict_case(case, db))
 
 
+def _attribute_trace(results: Sequence[CaseResult], traces: object, db: str | None) -> None:
+    """Device time by operator of the one case, predicted and in traces of its run; to stderr beside the table."""
+    from perfmodel.api import predict_run
+    from perfmodel.report.validation import render_gaps
+    from perfmodel.traces.ranks import load_job
+    from perfmodel.utilisation.op_gaps import op_gaps
+
+    if len(results) != 1:
+        raise ConfigError(
+            f"--attribute: found {len(results)} cases, allowed the one that was traced (name it with --cases)"
+        )
+    case = results[0].case
+    run = predict_run(case.model, case.topology, case.plan, **case_options(case), db=db)
+    gaps = op_gaps(run, load_job([Path(str(path)) for path in traces] if isinstance(traces, tuple) else []))
+    click.echo(render_gaps(f"{case.name}, device time", gaps), err=True)
+
+
+def case_options(case: Case) -> RunOptions:
+    """How a case is predicted. It was measured, so it fits: no case is refused for want of memory."""
+    return {
+        "batch": case.batch_per_rank,
+        "seq_len": case.seq_len,
+        "precision": case.precision,
+        "phase": case.phase,
+        "mode": case.mode,
+        "bounds": False,
+        "check_memory": False,
+    }
+
+
 def predict_case(case: Case, db: str | None = None) -> Prediction:
-    """The prediction of one case of a suite. It was measured, so it fits: no case is refused for want of memory."""
+    """The prediction of one case of a suite."""
     from perfmodel.api import predict
 
-    return predict(
-        case.model,
-        case.topology,
-        case.plan,
-        batch=case.batch_per_rank,
-        seq_len=case.seq_len,
-        precision=case.precision,
-        phase=case.phase,
-        mode=case.mode,
-        bounds=False,
-        check_memory=False,
-        db=db,
-    )
+    return predict(case.model, case.topology, case.plan, **case_options(case), db=db)
 
 
 def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
