@@ -171,6 +171,8 @@ def collective_dispatch_s(device: Device) -> float:
 def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:
     """Host seconds to dispatch `op` and launch its `n_kernels` kernels on `device`."""
     distributed_s = _dtensor_weight(op) * device.host.op_dispatch_s
+    if "host_bytes" in op.attrs:  # a plan's own work on the host's memory (`plan/offload.py`)
+        distributed_s += float(op.attrs["host_bytes"]) / float(op.attrs["host_bytes_per_s"])
     if device.kind == "cpu" and n_kernels:
         return dispatch_s(op, device) + distributed_s
     return dispatch_s(op, device) * weight(op) + distributed_s + n_kernels * device.host.launch_s
