@@ -162,10 +162,8 @@ class ExpertParallel(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> ExpertParallel:
         if self.capacity_factor is not None and self.imbalance > 1.0:
-            raise ValueError(
-                f"imbalance: found {self.imbalance} with capacity_factor {self.capacity_factor}, allowed one of them: with a "
-                "capacity every expert works on as many rows"
-            )
+            found = f"found {self.imbalance} with capacity_factor {self.capacity_factor}"
+            raise ValueError(f"imbalance: {found}, allowed one of them: a capacity gives every expert as many rows")
         return self
 
 
@@ -306,10 +304,9 @@ class PlanSpec(Spec):
         shard = self.data_parallel.shard
         if shard == "gradients" and self.size("pp") > 1:
             raise ValueError(
-                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: scattering "
-                "in every micro-batch undoes what a pipeline saves, and DeepSpeed refuses it too. Stages sum gradients of "
-                "micro-batches and scatter them once with shard optimizer (Megatron-LM's distributed optimizer) or with shard "
-                "parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
+                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: DeepSpeed "
+                "refuses it too. Stages scatter once a step with shard optimizer (Megatron-LM's distributed optimizer) or with "
+                "shard parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
