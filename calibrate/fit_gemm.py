@@ -53,7 +53,8 @@ EAGER_FLOOR = Bound(start=30e-6, low=10e-6, high=70e-6)  # NeuSight's smallest v
 ONE_TILE = ((128, 128), (128, 64), (64, 128), (64, 64))  # tiles that cuBLAS may use for all batched fp32 products
 # Readings on cards of 70 to 75 W scatter by tens of percent with long tails, as their clock moves. There trees that follow
 # the median do better than those that follow the mean: five folds of the fitted rows, linear and bmm, L4 6.1 and 12.3 to 5.5
-# and 11.8 %, T4 6.7 and 5.7 to 6.5 and 5.6 %, P4 linear 8.8 to 8.1 % (above 100 us). On V100's held-out bmm they do worse (3.6 for 2.9 %).
+# and 11.8 %, T4 6.7 and 5.7 to 6.5 and 5.6 %, P4 linear 8.8 to 8.1 % (above 100 us). V100's held-out bmm gets worse with
+# them (3.6 for 2.9 %).
 POWER_CAPPED = frozenset({"l4", "t4", "p4"})
 MEDIAN_TREES: Mapping[str, float | str] = {"loss": "absolute_error", "learning_rate": 0.07, "min_samples_leaf": 15}
 BETTER_FRAC = 0.003  # a single tile must lower the median error by this to be taken
