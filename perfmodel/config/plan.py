@@ -304,9 +304,9 @@ class PlanSpec(Spec):
         shard = self.data_parallel.shard
         if shard == "gradients" and self.size("pp") > 1:
             raise ValueError(
-                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one stage: DeepSpeed "
-                "refuses it too. Stages scatter once a step with shard optimizer (Megatron-LM's distributed optimizer) or with "
-                "shard parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
+                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one: DeepSpeed refuses "
+                "it too. Stages scatter once a step with shard optimizer (Megatron-LM's distributed optimizer) or with shard "
+                "parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
