@@ -200,6 +200,8 @@ def _searched(problem: Problem, costs: Surrogate, options: SearchOptions, end: f
     families: list[list[Found]] = []
     n_evaluations = 0
     for number, shardings in enumerate(FAMILIES):
+        if families and time.monotonic() > end:
+            break  # laying out a family of many tables and ranks alone takes seconds
         left_s = max(end - time.monotonic(), 0.0) / (len(FAMILIES) - number)
         try:
             search = Search(replace(problem, shardings=shardings), costs, seed=options.seed)

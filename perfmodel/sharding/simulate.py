@@ -36,6 +36,7 @@ VARIABLE_OPS = (
 BACKWARD_OP = "perfmodel.batched_embedding_backward"
 DEVICE_WORK = [CATEGORIES.index(name) for name in ("kernel", "copy", "collective")]
 MAX_TEMPLATES = 64
+MAX_AT_ONCE = 256  # placements laid together: enough to price in columns, few enough to stay in caches
 N_DEVICE = MEMORY_PARTS.index("host_bytes")  # the parts before lie on the device
 
 
@@ -99,6 +100,9 @@ class PlanSimulator:
 
     def times(self, placements: Sequence[Placements]) -> list[Fraction | InfeasiblePlanError]:
         """Picoseconds of one iteration under each placement, or why it does not run."""
+        if len(placements) > MAX_AT_ONCE:
+            parts = [placements[i : i + MAX_AT_ONCE] for i in range(0, len(placements), MAX_AT_ONCE)]
+            return [found for part in parts for found in self.times(part)]
         found: list[Fraction | InfeasiblePlanError] = [Fraction(0)] * len(placements)
         waiting: dict[int, tuple[_Template, list[tuple[int, Laid]]]] = {}
         laid = self._laid(placements)

@@ -120,6 +120,7 @@ class Slots:
         self.n_passes = sort_passes(sum(table.rows for table in self.accesses))
         self._parts: dict[tuple[str, TablePlacement], tuple[_Part, ...]] = {}
         self._groups: list[Group] = []
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def lay(self, placements: Sequence[Placements]) -> list[Laid | InfeasiblePlanError | None]:
         """What each placement changes; why it does not run; or None for one that cannot be laid."""
@@ -163,7 +164,7 @@ class Slots:
 
     def _drafted(self, placement: Placements) -> _Draft | InfeasiblePlanError | None:
         try:
-            placed = assign_explicit(self.accesses, placement, self.n_ranks)
+            placed = self._named(placement)
             parts = [part for name, where in placed.items() for part in self._parts_of(name, where)]
         except InfeasiblePlanError as error:
             return error
@@ -211,6 +212,16 @@ class Slots:
             sizes=exchange_sizes(dists, self.base.embeddings, self.base.n_micro),
             memory=memory,
         )
+
+    def _named(self, placement: Placements) -> Mapping[str, TablePlacement]:
+        """The placement by parameter name, checked by `assign_explicit` the first time its names are seen."""
+        names = tuple(placement)
+        known = self._names.get(names)
+        if known is None or any(where.ranks and max(where.ranks) >= self.n_ranks for where in placement.values()):
+            found = assign_explicit(self.accesses, placement, self.n_ranks)
+            self._names[names] = tuple(found)
+            return found
+        return dict(zip(known, placement.values(), strict=True))
 
     def _parts_of(self, name: str, where: TablePlacement) -> tuple[_Part, ...]:
         known = self._parts.get((name, where))

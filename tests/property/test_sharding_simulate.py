@@ -139,6 +139,19 @@ def test_the_models_own_operators_take_the_whole_path():
     assert found[1] == predictor.run(with_placement(plan, mixed)).steady.iteration_ps
 
 
+def test_lookups_wait_for_indices_that_travel_a_batch_ahead():
+    predictor = Predictor(DLRM, "dgx", bounds=False)
+    placement = {f"t{i}": TablePlacement(ranks=(i,)) for i in range(len(ROWS))}
+    for base, waits in ((BASES[0], False), (BASES[1], True)):
+        lowered = predictor.run(with_placement(load_plan(base), placement)).classes[0]
+        events, tasks = lowered.rank_class.events, lowered.tasks
+        found = [
+            (events[int(tasks.event[dep.task])].label, events[int(tasks.event[dep.on])].label) for dep in lowered.carry
+        ]
+        ahead = ("perfmodel.permute_sparse_features", "all_to_all_v indices (table wise)")
+        assert (ahead in found) is waits
+
+
 @given(st.integers(0, 2**32 - 1), st.booleans())
 @settings(deadline=None, max_examples=20)
 def test_compiled_flows_take_what_plain_ones_take(seed, same_from_all):
