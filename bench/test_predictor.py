@@ -115,8 +115,8 @@ def test_plan_evaluations_per_second(capsys):
         rates.append(len(plans) / (time.perf_counter() - begin))
     with capsys.disabled():
         print(
-            f"\nllama3_8b on 128 ranks, {len(plans)} plans ({refused} do not fit, {exact} exact): {rates[0]:.0f} plans/s while "
-            f"stages and segments are made, then {max(rates[1:]):.0f} plans/s"
+            f"\nllama3_8b on 128 ranks, {len(plans)} plans ({refused} do not fit, {exact} exact): {rates[0]:.0f} plans/s "
+            f"while stages and segments are made, then {max(rates[1:]):.0f} plans/s"
         )
 
 

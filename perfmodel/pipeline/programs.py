@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from operator import is_not
+from typing import Any
 
 import numpy as np
 
+from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH, with_launch_queue
@@ -21,6 +25,35 @@ def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, list[Car
         programs, queued = with_launch_queue(programs, LAUNCH_QUEUE_DEPTH)
         carry += [dep for dep in queued if dep.distance == 1]
     return compile_programs(programs), carry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """Programs compiled before, of classes whose `Prices.derived` are these."""
+
+    derived: tuple[dict[Hashable, Any], ...]
+    compiled: Compiled
+    carry: list[CarryDep]
+
+
+def recompile_classes(classes: Sequence[LoweredClass], settings: RunSettings) -> tuple[Compiled, list[CarryDep]]:
+    """`compile_classes` of what `lower_class` made under `settings`, unchanged.
+
+    Such programs of the same events differ in their times alone, so the rest is kept with what else follows from the events.
+    """
+    derived = tuple(lowered.prices.derived for lowered in classes)
+    key = "compiled", settings.mode, settings.input_copies
+    known: _Known | None = derived[0].get(key)
+    if known is None or len(known.derived) != len(derived) or any(map(is_not, known.derived, derived)):
+        compiled, carry = compile_classes(classes)
+        derived[0][key] = _Known(derived=derived, compiled=compiled, carry=carry)
+        return compiled, carry
+    durations = [lowered.program.duration_ps for lowered in classes]
+    programs = tuple(
+        replace(program.arrays(), duration_ps=duration_ps)
+        for program, duration_ps in zip(known.compiled.programs, durations, strict=True)
+    )
+    return replace(known.compiled, programs=programs, duration_ps=np.concatenate(durations)), known.carry
 
 
 def _fills_queue(program: ArrayProgram) -> bool:

@@ -23,7 +23,7 @@ from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.pace import Paces
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
-from perfmodel.pipeline.programs import compile_classes
+from perfmodel.pipeline.programs import compile_classes, recompile_classes
 from perfmodel.pipeline.script import NotSegmentedError
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.spread import sample_percentiles, split_stragglers
@@ -180,7 +180,8 @@ def predict_graph(
         classes = change_times(classes, changes)
     if settings.stragglers:
         classes = split_stragglers(classes, settings.stragglers)
-    compiled, carry = compile_classes(classes)
+    changed = bool(changes or settings.stragglers)
+    compiled, carry = compile_classes(classes) if changed else recompile_classes(classes, settings)
     compiled = share_cores(
         classes,
         compiled,
