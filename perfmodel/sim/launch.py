@@ -24,7 +24,9 @@ def with_launch_queue(
 
     A device task is launched by the last host task among its deps; one without such a dep is not counted. Returns the
     programs and, for iterations in sequence, the carry deps by which the queue reaches over their seam (over at most
-    `MAX_DISTANCE` iterations). Without blocking calls the queue moves host work in time but leaves the pace as it is.
+    `MAX_DISTANCE` iterations). Without blocking calls, and with no more than `depth` launches on a stream in an iteration, the
+    queue moves host work in time but leaves the pace as it is. With more it may lengthen an iteration: the host cannot run
+    far enough ahead to have launched what the device reaches while the host is the slower of the two.
 
     Raises:
         GraphError: a depth below 1, or a host task that stands before a kernel it would have to wait for.
