@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from perfmodel.config.topology import MeasuredSpec, NodeSpec, NvlinkSpec, PortSpec
 from perfmodel.errors import TopologyError
@@ -21,6 +21,9 @@ from perfmodel.topology.speeds import (
     SOCKET,
     LinkSpeed,
 )
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 NVSWITCH, LOOPBACK = "nvswitch", "loopback"
 _PCIE_ORDER = (PathKind.PIX, PathKind.PXB, PathKind.PHB, PathKind.NODE, PathKind.SYS)
@@ -42,8 +45,7 @@ class Host:
     Attributes:
         spec: what it was built from.
         env: the NCCL variables of the machine.
-        graph: its links, a DiGraph of local names (`gpu0`, `switch1`); an edge's `link` is a Link, a node's `kind` a
-            NodeKind.
+        parts, links: its parts by local name (`gpu0`, `switch1`) and its links by source and target.
         parents: the PCIe tree.
         ranks: local names of its ranks, in order.
     """
@@ -54,7 +56,8 @@ class Host:
         prefix = "cpu" if spec.cpus else "gpu"
         self.ranks = tuple(f"{prefix}{index}" for index in range(len(spec.devices)))
         self.parents = pcie_parents(spec)
-        self.graph: nx.DiGraph[str] = nx.DiGraph()
+        self.parts: dict[str, NodeKind] = {}
+        self.links: dict[tuple[str, str], Link] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._caps: dict[tuple[str, str], Link] = {}
         self.measured_latency_s: dict[tuple[str, str], float] = {}
@@ -63,11 +66,21 @@ class Host:
             self._apply(measured)
         self._paths.clear()
 
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """Parts and links for algorithms and pictures: nodes carry `kind`, edges `link`. What most commands do without."""
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from((name, {"kind": kind}) for name, kind in self.parts.items())
+        graph.add_edges_from((*ends, {"link": link}) for ends, link in self.links.items())
+        return graph
+
     def _build(self) -> None:
         for rank in self.ranks:
-            self.graph.add_node(rank, kind=NodeKind.CPU if self.spec.cpus else NodeKind.GPU)
+            self.parts[rank] = NodeKind.CPU if self.spec.cpus else NodeKind.GPU
         for index in range(self.spec.nics.count if self.spec.nics else 0):
-            self.graph.add_node(f"nic{index}", kind=NodeKind.NIC)
+            self.parts[f"nic{index}"] = NodeKind.NIC
         if self.spec.cpus:
             self._add_loopback()
         if self.spec.nvlink:
@@ -88,13 +101,13 @@ class Host:
                 n_lanes=n_lanes,
                 resource=f"{source}>{target}",
             )
-            self.graph.add_edge(source, target, link=link)
+            self.links[source, target] = link
 
     def _add_loopback(self) -> None:
         cpus = self.spec.cpus
         if cpus is None:
             return
-        self.graph.add_node(LOOPBACK, kind=NodeKind.LOOPBACK)
+        self.parts[LOOPBACK] = NodeKind.LOOPBACK
         speed = LinkSpeed(
             raw_bytes_per_s=cpus.loopback_bandwidth,
             delivered_bytes_per_s=cpus.loopback_bandwidth,
@@ -115,7 +128,7 @@ class Host:
         )
         kind = LinkKind(f"nvlink{spec.generation}")
         if spec.switch and spec.links_per_gpu:
-            self.graph.add_node(NVSWITCH, kind=NodeKind.NVSWITCH)
+            self.parts[NVSWITCH] = NodeKind.NVSWITCH
             half = NVSWITCH_LINK_S if spec.latency is None else spec.latency / 2
             for rank in self.ranks:
                 self._join(rank, NVSWITCH, kind, replace(speed, latency_s=half), spec.links_per_gpu)
@@ -140,7 +153,7 @@ class Host:
             return
         numas = sorted({name for name in self.parents.values() if name.startswith("numa")}, key=lambda n: int(n[4:]))
         for name in (*self.parents, *numas):
-            self.graph.add_node(name, kind=kind_of(name))
+            self.parts[name] = kind_of(name)
         unknown = [name for name in pcie.ports if name not in self.parents]
         if unknown:
             raise TopologyError(
@@ -167,7 +180,7 @@ class Host:
         is_switch = kind_of(name) is NodeKind.PCIE_SWITCH
         lanes: int = port.lanes or ((pcie.uplink_lanes or pcie.lanes) if is_switch else pcie.lanes)
         speed = PCIE[generation]
-        below = [self.graph.edges[child, name]["link"] for child, parent in self.parents.items() if parent == name]
+        below = [self.links[child, name] for child, parent in self.parents.items() if parent == name]
         if kind_of(name) is NodeKind.HOST_BRIDGE and below and not (port.lanes or port.bandwidth):
             lanes, speed = _inside_the_cpu(below, speed)
         if port.bandwidth:
@@ -188,12 +201,12 @@ class Host:
             for other in numas[index + 1 :]:
                 self._join(numa, other, LinkKind.SOCKET, between, 1)
             name = f"memory{numa[4:]}"
-            self.graph.add_node(name, kind=NodeKind.MEMORY)
+            self.parts[name] = NodeKind.MEMORY
             speed = LinkSpeed(raw_bytes_per_s=memory, delivered_bytes_per_s=memory, latency_s=MEMORY_LINK_S)
             self._join(numa, name, LinkKind.MEMORY, speed, 1)
             for source, target in ((numa, name), (name, numa)):
-                link = self.graph.edges[source, target]["link"]
-                self.graph.edges[source, target]["link"] = replace(link, resource=name)
+                link = self.links[source, target]
+                self.links[source, target] = replace(link, resource=name)
 
     def _apply(self, measured: MeasuredSpec) -> None:
         """Makes the named pairs deliver what was measured: widens narrower links, caps the pair where it is wider."""
@@ -210,7 +223,7 @@ class Host:
         for link in links:
             if link.bandwidth_bytes_per_s < measured.bandwidth:
                 wider = replace(link, bandwidth_bytes_per_s=measured.bandwidth)
-                self.graph.edges[link.source, link.target]["link"] = wider
+                self.links[link.source, link.target] = wider
         narrowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
         self._caps[source, target] = replace(
             narrowest,
@@ -280,11 +293,11 @@ class Host:
         return _P2P_LEVELS[level]
 
     def _nvlink_path(self, source: str, target: str) -> Path | None:
-        if self.graph.has_edge(source, target):
+        if (source, target) in self.links:
             return PathKind.NVLINK, self._links((source, target))
-        if NVSWITCH in self.graph:
+        if NVSWITCH in self.parts:
             return PathKind.NVSWITCH, self._links((source, NVSWITCH, target))
-        relays = [via for via in self.ranks if self.graph.has_edge(source, via) and self.graph.has_edge(via, target)]
+        relays = [via for via in self.ranks if (source, via) in self.links and (via, target) in self.links]
         if not relays:
             return None
         best = max(relays, key=lambda via: (self._narrowest((source, via, target)), -self.ranks.index(via)))
@@ -294,7 +307,7 @@ class Host:
         return min(link.bandwidth_bytes_per_s for link in self._links(names))
 
     def _links(self, names: Sequence[str]) -> tuple[Link, ...]:
-        return tuple(self.graph.edges[a, b]["link"] for a, b in pairwise(names))
+        return tuple(self.links[a, b] for a, b in pairwise(names))
 
     def _up(self, name: str) -> list[str]:
         chain = [name]

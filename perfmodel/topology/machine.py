@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from perfmodel.config.topology import NetworkSpec, NodeSpec, TopologySpec
 from perfmodel.errors import TopologyError
@@ -19,6 +18,9 @@ from perfmodel.topology.host import NVSWITCH, Host
 from perfmodel.topology.link import Bottleneck, Link, PairInfo, PathKind, RankPlace
 from perfmodel.topology.network import Network
 from perfmodel.topology.nics import place_nics, to_nic
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Topology:
@@ -174,7 +176,7 @@ class Topology:
             name = host.ranks[place.local_rank]
             if first.nvlink_domain == second.nvlink_domain:
                 edge = (name, NVSWITCH) if outward else (NVSWITCH, name)
-                links: tuple[Link, ...] = (host.graph.edges[edge]["link"],)
+                links: tuple[Link, ...] = (host.links[edge],)
             else:
                 if not place.nics:
                     raise TopologyError(
@@ -212,6 +214,8 @@ class Topology:
     def graph(self) -> nx.DiGraph[str]:
         """Every host's links and the network, made on first use. Nodes carry `kind`, edges carry `link`."""
         if self._graph is None:
+            import networkx as nx
+
             graph: nx.DiGraph[str] = nx.DiGraph()
             for number, kind in enumerate(self._kind_of_host):
                 local = self._kinds[kind].graph
@@ -247,12 +251,19 @@ def _pair_info(kind: PathKind, links: tuple[Link, ...], latency_s: float | None)
 
 def _nvlink_components(host: Host) -> tuple[str, ...]:
     """For each rank a name of its NVLink component inside the host: the switch, or its lowest member."""
-    nvlink = nx.Graph((a, b) for a, b, data in host.graph.edges(data=True) if data["link"].kind.startswith("nvlink"))
-    names = []
-    for rank in host.ranks:
-        members = nx.node_connected_component(nvlink, rank) if rank in nvlink else {rank}
-        names.append(NVSWITCH if NVSWITCH in members else min(members, key=host.ranks.index))
-    return tuple(names)
+    peers: dict[str, list[str]] = {}
+    for (source, target), link in host.links.items():
+        if link.kind.startswith("nvlink"):
+            peers.setdefault(source, []).append(target)
+    names: dict[str, str] = {}
+    for first in (NVSWITCH, *host.ranks):  # the ranks of a component bear the name of the first that reaches them
+        names.setdefault(first, first)
+        found = [first] if names[first] == first else []
+        for part in found:
+            new = [peer for peer in peers.get(part, ()) if peer not in names]
+            names.update(dict.fromkeys(new, first))
+            found += new
+    return tuple(names[rank] for rank in host.ranks)
 
 
 def _grouped(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from perfmodel.config.topology import NetworkSpec
 from perfmodel.errors import TopologyError
 from perfmodel.topology.link import Link, LinkKind, NodeKind
 from perfmodel.topology.nics import HostNics
 from perfmodel.topology.speeds import SWITCH_S, LinkSpeed
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 SPINE = "net/spine"
 

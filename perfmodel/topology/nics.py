@@ -86,7 +86,7 @@ def to_nic(host: Host, rank: str, nic: str, *, outward: bool) -> tuple[Link, ...
             names = host.staged(names)
     if not outward:
         names = tuple(reversed(names))
-    return tuple(host.graph.edges[a, b]["link"] for a, b in pairwise(names))
+    return tuple(host.links[a, b] for a, b in pairwise(names))
 
 
 def _gdr(host: Host, kind: PathKind) -> bool:

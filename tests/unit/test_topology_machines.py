@@ -327,15 +327,14 @@ def test_with_nodes_refuses_nothing_and_too_many() -> None:
 
 def test_the_symmetry_check_sees_a_one_way_link_and_unequal_lanes() -> None:
     graph = build_topology(load_topology("dgx1_v100")).graph
-    one_way = graph.copy()
-    one_way.remove_edge("h0/gpu1", "h0/gpu0")
+    links = {(source, target): data["link"] for source, target, data in graph.edges(data=True)}
+    one_way = {ends: link for ends, link in links.items() if ends != ("h0/gpu1", "h0/gpu0")}
     with pytest.raises(TopologyError, match=r"h0/gpu0 and h0/gpu1: .*no way back"):
         check_symmetric(one_way)
-    unequal = graph.copy()
-    unequal.edges["h0/gpu3", "h0/gpu0"]["link"] = graph.edges["h0/gpu0", "h0/gpu1"]["link"]
+    unequal = {**links, ("h0/gpu3", "h0/gpu0"): links["h0/gpu0", "h0/gpu1"]}
     with pytest.raises(TopologyError, match="h0/gpu0 and h0/gpu3: nvlink2 x2 one way, nvlink2 x1 the other"):
         check_symmetric(unequal)
-    check_symmetric(graph)
+    check_symmetric(links)
 
 
 def test_groups_of_ranks_as_text() -> None:
