@@ -174,14 +174,15 @@ def _attribute_trace(results: Sequence[CaseResult], traces: object, db: str | No
             f"--attribute: found {len(results)} cases, allowed the one that was traced (name it with --cases)"
         )
     case = results[0].case
-    run = predict_run(case.model, case.topology, case.plan, **case_options(case), db=db)
+    run = predict_run(case.model, case.topology, case.plan, **case_options(case, db))
     gaps = op_gaps(run, load_job([Path(str(path)) for path in traces] if isinstance(traces, tuple) else []))
     click.echo(render_gaps(f"{case.name}, device time", gaps), err=True)
 
 
-def case_options(case: Case) -> RunOptions:
+def case_options(case: Case, db: str | None) -> RunOptions:
     """How a case is predicted. It was measured, so it fits: no case is refused for want of memory."""
     return {
+        "db": db,
         "batch": case.batch_per_rank,
         "seq_len": case.seq_len,
         "precision": case.precision,
@@ -196,7 +197,7 @@ def predict_case(case: Case, db: str | None = None) -> Prediction:
     """The prediction of one case of a suite."""
     from perfmodel.api import predict
 
-    return predict(case.model, case.topology, case.plan, **case_options(case), db=db)
+    return predict(case.model, case.topology, case.plan, **case_options(case, db))
 
 
 def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:

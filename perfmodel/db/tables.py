@@ -1,8 +1,8 @@
 """Measured tables of a device: `<family>.csv` and, beside it, its provenance `<family>.csv.yaml`.
 
 Columns are in base units. `time_s` is the measured time; a row that failed has an empty `time_s` and says why in `failed`.
-Optional: `flops`, `bytes` (work of the row), `pipe` (which peak bounds its FLOPs), `repeats`, `next_s`, `low_s`, `high_s`. All other
-columns are the case; two rows of one case are duplicates.
+Optional: `flops`, `bytes` (work of the row), `pipe` (which peak bounds its FLOPs), `repeats`, `next_s`, `low_s`, `high_s`.
+All other columns are the case; two rows of one case are duplicates.
 """
 
 from __future__ import annotations
