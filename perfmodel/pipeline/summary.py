@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,9 @@ import numpy as np
 from perfmodel.estimate import Source
 from perfmodel.graph import PHASES, Graph
 from perfmodel.kernels.substitutes import substitutes
+from perfmodel.pipeline import ranges
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
-from perfmodel.pipeline.pricebook import FloatArray, IntArray
+from perfmodel.pipeline.pricebook import IntArray
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import CATEGORIES, HOST_FAMILY, LoweredClass
 from perfmodel.plan import Placement
@@ -21,12 +21,9 @@ from perfmodel.sim.path import critical_stretches
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
-from perfmodel.units import PS_PER_S, format_percent, ps_to_seconds
+from perfmodel.units import format_percent, format_time, ps_to_seconds
 
 LAUNCH_LATENCY = "launch latency"
-# Campaigns on machines with one GPU model differ by 9.8 % at the 80th percentile of shapes (gemm, median of 12 pairs of
-# campaigns in ai-dynamo/aiconfigurator @095f58a, A100, H100, H200, L40S): each is 1 / sqrt(2) of that from the truth.
-OTHER_MACHINE_FRAC = 0.07
 SEVERAL = "repeating pattern"  # cause of what one iteration of a pattern of several differs from their mean
 N_TOP_OPS = 20
 DEVICE_CATEGORIES = [CATEGORIES.index(name) for name in ("kernel", "copy", "collective")]
@@ -47,6 +44,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
     iteration_s = ps_to_seconds(float(steady.iteration_ps))
     path, spread = _path(steady, classes)
     parts = sim_breakdown.breakdowns(steady.timeline)
+    host_busy_s = [_host_busy_s(steady.timeline, i) for i in range(len(classes))]
     # The class that waits least for others is the one the others wait for.
     order = sorted(range(len(classes)), key=lambda i: (parts[i].wait_ps, classes[i].rank_class.ranks))
     flops, model_flops = _flops(classes)
@@ -61,14 +59,20 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
         n_replicas=placement.n_replicas,
         iteration_time_s=iteration_s,
         low_s=max(iteration_s - spread[0], 0.0),
-        high_s=iteration_s + spread[1],
+        high_s=max(iteration_s + spread[1], ranges.slow_host_s(classes, host_busy_s)),
         ranks=tuple(_rank_summary(steady.timeline, i, classes[i], parts[i]) for i in order),
         top_ops=_top_ops(classes[order[0]]),
         critical_path=path,
         coverage=_coverage(classes),
         work_flops=flops,
         model_flops=model_flops,
-        notes=(*placement.notes, *_unmodelled(classes), *_substitutes(classes), *_convergence(steady)),
+        notes=(
+            *placement.notes,
+            *_unmodelled(classes),
+            *_substitutes(classes),
+            *(_unknown_slowdown(classes, parts) if subject.settings.overlap else ()),
+            *_convergence(steady),
+        ),
         provenance=_provenance(classes),
         mode=subject.settings.mode,
         conditions=_conditions(subject.settings),
@@ -88,18 +92,21 @@ def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass, parts: 
             idle_s=ps_to_seconds(parts.idle_ps),
         ),
         hidden_communication_s=ps_to_seconds(parts.hidden_comm_ps),
-        host_busy_s=ps_to_seconds(sim_breakdown.stream_busy(timeline, index).get(HOST, 0)),
+        host_busy_s=_host_busy_s(timeline, index),
         memory=lowered.rank_class.memory,
         memory_capacity_bytes=lowered.device.memory_bytes,
         tables=lowered.rank_class.tables,
     )
 
 
+def _host_busy_s(timeline: Timeline, index: int) -> float:
+    return ps_to_seconds(sim_breakdown.stream_busy(timeline, index).get(HOST, 0))
+
+
 def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
     """Critical path by cause, and how far (s) below and above the time may lie.
 
-    Errors of one family are taken as fully correlated (a law that is 5 % slow is 5 % slow everywhere), those of
-    different families as independent, so their sums along the path add in quadrature.
+    Which errors add up and which in quadrature: see `ranges`.
     """
     stretches = critical_stretches(steady.timeline)
     task = np.array(stretches.task, dtype=np.int64)
@@ -108,49 +115,28 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
     cause = names.of_classes(classes, "family")[task]
     cause[np.array(stretches.lag, dtype=bool)] = names.number(LAUNCH_LATENCY)
     time_ps = np.bincount(cause, weights=length_ps, minlength=len(names.names))
-    below = _spread(cause, length_ps, task, (classes, "low_s"))
-    above = _spread(cause, length_ps, task, (classes, "high_s"))
-    below[names.number(LAUNCH_LATENCY)] = above[names.number(LAUNCH_LATENCY)] = 0.0
+    is_priced = cause != names.number(LAUNCH_LATENCY)
+    away = [is_priced * ranges.away_s(classes, task, length_ps, column) for column in ("low_s", "high_s")]
+    below, above = (np.bincount(cause, weights=distances_s) for distances_s in away)
     total = float(steady.iteration_ps)
     parts = {name: float(spent) for name, spent in zip(names.names, time_ps.tolist(), strict=True) if spent > 0}
     if sum(parts.values()) != total:
         parts[SEVERAL] = total - sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
-    ranges = {name: (low, high) for name, low, high in zip(names.names, below.tolist(), above.tolist(), strict=False)}
+    reach = {name: (low, high) for name, low, high in zip(names.names, below.tolist(), above.tolist(), strict=False)}
     shares = tuple(
         PathShare(
             cause=name,
             time_s=ps_to_seconds(spent),
             share_frac=spent / (total or 1.0),
-            below_s=ranges.get(name, (0.0, 0.0))[0],
-            above_s=ranges.get(name, (0.0, 0.0))[1],
+            below_s=reach.get(name, (0.0, 0.0))[0],
+            above_s=reach.get(name, (0.0, 0.0))[1],
         )
         for name, spent in ordered
     )
-    other_machine_s = ps_to_seconds(total) * _other_machine_frac(classes)
-    return shares, (_together(below, other_machine_s), _together(above, other_machine_s))
-
-
-def _together(parts_s: FloatArray, other_s: float) -> float:
-    """Square root of the sum of squares, added up in an order that does not depend on how causes are numbered."""
-    return math.hypot(*sorted(parts_s.tolist()), other_s)
-
-
-def _other_machine_frac(classes: Sequence[LoweredClass]) -> float:
-    """How far a machine may be from the one of its kind that was measured; a CPU is calibrated where it is used."""
-    return max(OTHER_MACHINE_FRAC if lowered.device.kind == "cuda" else 0.0 for lowered in classes)
-
-
-def _spread(
-    cause: IntArray, length_ps: IntArray, task: IntArray, limit: tuple[Sequence[LoweredClass], str]
-) -> FloatArray:
-    """By cause, how far (s) the times of its stretches may be from what their prices say, at the `limit` column."""
-    classes, column = limit
-    time_s = np.concatenate([lowered.tasks.time_s for lowered in classes])[task]
-    other_s = np.concatenate([getattr(lowered.tasks, column) for lowered in classes])[task]
-    share = np.divide(length_ps / PS_PER_S, time_s, out=np.zeros_like(time_s), where=time_s > 0)
-    away_s = share * np.abs(other_s - time_s)
-    return np.bincount(cause, weights=away_s, minlength=int(cause.max(initial=0)) + 1).astype(np.float64)
+    error = ranges.shared_causes(classes, task, cause)
+    machine = [ps_to_seconds(total) * fraction for fraction in ranges.machine_frac(classes)]
+    return shares, (ranges.together_s(error, away[0], machine[0]), ranges.together_s(error, away[1], machine[1]))
 
 
 class _Names:
@@ -254,6 +240,20 @@ def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
             derived["substitutes"] = tuple(substitutes(ops.values(), lowered.device))
         found |= dict.fromkeys(derived["substitutes"])
     return list(found)
+
+
+def _unknown_slowdown(classes: Sequence[LoweredClass], parts: Sequence[sim_breakdown.Breakdown]) -> list[str]:
+    """GPUs whose compute runs beside communication, and nobody has measured how much that slows it."""
+    hidden_ps: dict[str, int] = {}
+    for lowered, part in zip(classes, parts, strict=True):
+        device = lowered.device
+        if device.kind == "cuda" and device.overlap_factor <= 1.0 and part.hidden_comm_ps > 0:
+            hidden_ps[device.name] = max(hidden_ps.get(device.name, 0), part.hidden_comm_ps)
+    return [
+        f"{name}: how much compute slows beside communication is not measured on this device; none is assumed, "
+        f"though {format_time(ps_to_seconds(longest))} of communication runs beside compute"
+        for name, longest in sorted(hidden_ps.items())
+    ]
 
 
 def _convergence(steady: Steady) -> list[str]:

@@ -12,7 +12,7 @@ from perfmodel.sim.check import check_timeline
 from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady_overlap import simulate_overlapped_steady
-from perfmodel.units import PS_PER_S
+from perfmodel.units import PS_PER_S, format_time
 
 SMALL = {
     "kind": "dlrm", "name": "small", "batch_size": 64, "dense_features": 13, "bottom_mlp": [64, 16], "top_mlp": [64, 1],
@@ -102,6 +102,19 @@ def test_slowdown_beside_communication_agrees_with_the_event_engine():
     assert engine.converged
     assert float(found.steady.iteration_ps) == pytest.approx(float(engine.iteration_ps), rel=1e-5)
     assert found.prediction.iteration_time_s > plain.prediction.iteration_time_s
+
+
+@pytest.mark.parametrize(
+    ("topology", "options", "is_said"),
+    [("dgx_h100", {}, True), ("dgx", {}, False), ("dgx_h100", {"overlap": False}, False), ("h100", {}, False)],
+)
+def test_a_device_whose_slowdown_nobody_measured_says_so(topology, options, is_said):
+    """Factors are of A100 alone; H100 has none, which matters only where communication is hidden behind compute."""
+    prediction = run(BIG, topology, **options).prediction
+    hidden_s = max(rank.hidden_communication_s for rank in prediction.ranks)
+    said = [note for note in prediction.notes if "slows beside communication is not measured" in note]
+    assert bool(said) == is_said
+    assert not said or (said[0].startswith("h100_sxm") and format_time(hidden_s) in said[0])
 
 
 def test_a_straggler_holds_back_the_rest():
