@@ -53,6 +53,8 @@ def _plain_value(name: str, value: Any) -> Any:
         return format_rate(value, digits=None)
     if isinstance(value, float) and name.endswith("latency"):
         return format_time(value, digits=None)
+    if isinstance(value, int) and name in ("memory", "ssd"):
+        return f"{value} B"
     if isinstance(value, str) and name in ("switches", "switch_trees", "host_bridges", "sockets"):
         return int(value.removeprefix("gpu")) if value.startswith("gpu") else value
     return value

@@ -161,7 +161,7 @@ def test_from_module_finds_tables_and_sparse_parameters():
 
 
 def test_an_unknown_option_is_one_clear_line():
-    for option in ({"optimizer": "sdg"}, {"precision": "fp61"}, {"sparse_optimizer": "lamb"}):
+    for option in ({"optimizer": "sdg"}, {"precision": "fp61"}, {"sparse_optimizer": "lars"}):
         with pytest.raises(ConfigError, match=f"from_module: {next(iter(option))}.*found '.*', allowed ") as caught:
             from_module(nn.Linear(3, 1), torch.ones(2, 3), **option)
         assert len(caught.value.problems) == 1
