@@ -86,6 +86,8 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
     unit, unit_ptr, unit_task = _units(compiled)
     cls = np.repeat(np.arange(compiled.n_classes), np.diff(wiring.offsets))
     kind, slot, slots_ptr = _slots(compiled, cls)
+    # The buckets of a class, compute and communication, are neighbours.
+    rival = np.repeat(np.arange(2 * compiled.n_classes) ^ 1, np.diff(slots_ptr))
     owner = np.repeat(np.arange(n), np.diff(wiring.dep_ptr))
     has_prev = np.flatnonzero(wiring.prev >= 0)
     source = np.concatenate([wiring.dep_index, wiring.prev[has_prev]])
@@ -100,10 +102,9 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
         permille=_largest(_permille(compiled, model, kind), unit, n_units),
         plain=1 - _largest((kind != OTHER).astype(np.int64), unit, n_units),
         unit=unit,
-        kind=kind,
-        cls=cls,
         slot=slot,
-        slots_ptr=slots_ptr,
+        rival_first=slots_ptr[rival],
+        rival_end=slots_ptr[rival + 1],
         follower_ptr=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=n))]),
         follower=target[by_source],
         follower_lag=lag[by_source],
@@ -114,7 +115,7 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
         left=per_unit[0],
         since=per_unit[1],
         pace=per_unit[2],
-        version=per_unit[3],
+        ending=per_unit[3],
         running=np.full(int(slots_ptr[-1]), -1, dtype=np.int64),
         ready=per_task[0],
         start=per_task[1],
@@ -152,9 +153,10 @@ def _slots(compiled: Compiled, cls: IntArray) -> tuple[IntArray, IntArray, IntAr
     bucket = 2 * cls[busy] + kind[busy] - 1
     low = int(compiled.stream.min(initial=0))
     span = int(compiled.stream.max(initial=0)) - low + 1
-    rows, place = np.unique(bucket * span + compiled.stream[busy] - low, return_inverse=True)
+    key = bucket * span + compiled.stream[busy] - low
+    rows = np.unique(key)
     slot = np.full(compiled.n_tasks, -1, dtype=np.int64)
-    slot[busy] = place
+    slot[busy] = np.searchsorted(rows, key)  # few rows: sooner found than by the sort of an inverse
     per_bucket = np.bincount(rows // span, minlength=2 * compiled.n_classes)
     return kind, slot, np.concatenate([[0], np.cumsum(per_bucket)])
 
