@@ -32,6 +32,8 @@ class HostSpec(Spec):
     launch: Seconds = Field(description="a time such as '2 us'")
     launch_latency: Seconds = Field(description="a time such as '5 us'")
     sync: Seconds = Field(description="a time such as '10 us'")
+    low_frac: Annotated[float, Field(gt=0.0, le=1.0, description="low end of a step's host time, times this")] = 0.79
+    high_frac: Annotated[float, Field(ge=1.0, description="high end of a step's host time, times this")] = 1.23
     source: str = Field(min_length=1, description="where the figures come from")
 
 

@@ -18,7 +18,8 @@ class HostCosts:
     `op_dispatch_s`: Python and dispatcher time of one eager op that launches nothing; `launch_s`: host time of one
     kernel launch; `launch_latency_s`: from the launch call to the first kernel's start on an idle device; `sync_s`: a
     blocking synchronisation's own cost; `backward_op_s`: as op_dispatch_s for ops run by the autograd engine (C++, no
-    Python); `low_frac`, `high_frac`: multipliers for the range of a run's host time.
+    Python); `low_frac`, `high_frac`: multipliers for the range of a run's host time, wider
+    where the figures were carried over to a later host.
     """
 
     op_dispatch_s: float
@@ -70,7 +71,8 @@ class Device:
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
     `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
-    `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine, whose cores are `host_cores`.
+    `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine, whose cores are `host_cores`;
+    `keeps_pages` says that its processes never give memory back (`kernels.cpu_heap.keeps_pages`).
     """
 
     name: str
@@ -96,6 +98,7 @@ class Device:
     n_processes: int = 1
     n_on_host: int = 1
     host_cores: int = 0
+    keeps_pages: bool = False
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
 

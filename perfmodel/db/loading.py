@@ -161,6 +161,8 @@ def to_device(spec: DeviceSpec, fits: Mapping[str, Fit] | None = None) -> Device
             launch_s=host.launch,
             launch_latency_s=host.launch_latency,
             sync_s=host.sync,
+            low_frac=host.low_frac,
+            high_frac=host.high_frac,
             source=host.source,
         ),
         cite=spec.cite,

@@ -19,6 +19,7 @@ segment of its family's fit; a pointwise operator that was not is priced by the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -37,7 +38,8 @@ from perfmodel.kernels.correction import (
     segments_of,
 )
 from perfmodel.kernels.cpu_features import accesses, cpu_call, op_key, rows_bytes, table_lookups
-from perfmodel.kernels.cpu_memory import reaches
+from perfmodel.kernels.cpu_heap import MAP_BYTES
+from perfmodel.kernels.cpu_memory import GIVEN_BACK_RANGE, reaches
 from perfmodel.kernels.pricing import calls_of, price_apart
 from perfmodel.kernels.registry import KernelCall
 
@@ -178,7 +180,8 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
     """
     known = accesses(ops)
     lookups = [table_lookups(op, known) for op in ops]
-    found = reaches(ops, [None if item is None else rows_bytes(item) for item in lookups])
+    touched = [None if item is None else rows_bytes(item) for item in lookups]
+    found = reaches(ops, touched, keeps_pages=device.keeps_pages)
     priced: list[tuple[Estimate, ...]] = [()] * len(ops)
     segments = _segments(device)
     recent = _Recent()
@@ -199,8 +202,9 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
         members.append(index)
         chosen.append(call)
     for segment, members, chosen in groups.values():
-        for index, estimate in zip(members, price_segment(segment, chosen, device), strict=True):
-            priced[index] = (_longer(estimate, extra_s.get(index, 0.0)),)
+        for index, call, estimate in zip(members, chosen, price_segment(segment, chosen, device), strict=True):
+            uncertain = with_faults(estimate, faults_s(call, segment))
+            priced[index] = (_longer(uncertain, extra_s.get(index, 0.0)),)
     # The families' own laws cannot read fits of whole operators: for them this device has only its datasheet.
     bare = replace(device, fits={name: fit for name, fit in device.fits.items() if fit.law != LAW})
     for index, estimates in zip(apart, price_apart([calls_of(ops[i]) for i in apart], bare), strict=True):
@@ -220,6 +224,20 @@ class _Recent:
         self.last[key] = index
         share = 1.0 if before is None else min((index - before - 1) / FORGOTTEN_OPS, 1.0)
         return share * segment.parameters.get("in_step_s", 0.0)
+
+
+def faults_s(call: KernelCall, segment: Segment) -> float:
+    """Time (s) in page faults of blocks that come from the heap; a block with a map of its own always faults."""
+    fresh_bytes = call.features["fresh_bytes"]
+    return fresh_bytes / segment.parameters["fresh_bytes_per_s"] if fresh_bytes <= MAP_BYTES else 0.0
+
+
+def with_faults(estimate: Estimate, time_s: float) -> Estimate:
+    """The estimate with the range of how many of its pages fault, which is independent of its law's error."""
+    least, most = GIVEN_BACK_RANGE
+    below = math.hypot(estimate.time_s - estimate.low_s, (1.0 - least) * time_s)
+    above = math.hypot(estimate.high_s - estimate.time_s, (most - 1.0) * time_s)
+    return replace(estimate, low_s=max(estimate.time_s - below, 0.0), high_s=estimate.time_s + above)
 
 
 def _longer(estimate: Estimate, time_s: float) -> Estimate:

@@ -21,6 +21,8 @@ FAR = float("inf")
 # MLPs, two transformers, two vision nets; none of them a live case) faulted on 0.11 to 1.6 times the bytes that a heap of
 # tensors alone would, 0.55 times in sum (getrusage's minor faults of 10 steps, two processes each, 2026-11-29).
 GIVEN_BACK_FRAC = 0.55
+# The least and most of those eight, over their sum: with 8 draws, 7 of 9 further ones lie between, so a range of 78 %.
+GIVEN_BACK_RANGE = (0.11 / GIVEN_BACK_FRAC, 1.6 / GIVEN_BACK_FRAC)
 HEAP_STEPS = 4  # from the third on, the heaps of the live models repeat
 
 
@@ -59,10 +61,13 @@ def warm(op: Op, *, fresh: bool = False) -> Reach:
     return Reach(tensors=(*near, *far), fresh_bytes=new, gap_bytes=0.0, same_rows=True)
 
 
-def reaches(ops: Sequence[Op], touched: Sequence[float | None]) -> list[Reach]:
-    """The reach of every op of a step that repeats. `touched[i]` replaces the bytes of op i's first input (a table)."""
+def reaches(ops: Sequence[Op], touched: Sequence[float | None], *, keeps_pages: bool = False) -> list[Reach]:
+    """The reach of every op of a step that repeats. `touched[i]` replaces the bytes of op i's first input (a table).
+
+    Where the process `keeps_pages` (`cpu_heap.keeps_pages`), no page is new.
+    """
     lives = lifetimes(ops)
-    walk = _Walk(ops, lives, new_bytes(ops, lives))
+    walk = _Walk(ops, lives, None if keeps_pages else new_bytes(ops, lives))
     for _ in range(2):
         found = walk.step(touched)
     return found
@@ -144,7 +149,7 @@ def _written(op: Op) -> list[TensorSpec]:
 class _Walk:
     """One rank's memory while its ops run; `reaches` is the only user."""
 
-    def __init__(self, ops: Sequence[Op], lives: Lifetimes, fresh: Mapping[int, float]) -> None:
+    def __init__(self, ops: Sequence[Op], lives: Lifetimes, fresh: Mapping[int, float] | None) -> None:
         self.ops = ops
         self.clock_bytes = 0.0
         self.last_use: dict[int, float] = {}
@@ -195,6 +200,8 @@ class _Walk:
 
     def _new(self, spec: TensorSpec) -> float:
         """Bytes of a new tensor in new pages: all of a map of its own, part of what the walk through the heap says."""
+        if self.fresh is None:
+            return 0.0
         if spec.bytes > MAP_BYTES:
             return float(spec.bytes)
         return GIVEN_BACK_FRAC * min(self.fresh.get(spec.storage, 0.0), float(spec.bytes))

@@ -116,7 +116,8 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
     cause[np.array(stretches.lag, dtype=bool)] = names.number(LAUNCH_LATENCY)
     time_ps = np.bincount(cause, weights=length_ps, minlength=len(names.names))
     is_priced = cause != names.number(LAUNCH_LATENCY)
-    away = [is_priced * ranges.away_s(classes, task, length_ps, column) for column in ("low_s", "high_s")]
+    sides = ("low_s", "high_s")
+    away = [is_priced * ranges.away_s(classes, task, length_ps, side) for side in sides]
     below, above = (np.bincount(cause, weights=distances_s) for distances_s in away)
     total = float(steady.iteration_ps)
     parts = {name: float(spent) for name, spent in zip(names.names, time_ps.tolist(), strict=True) if spent > 0}
@@ -135,8 +136,11 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
         for name, spent in ordered
     )
     error = ranges.shared_causes(classes, task, cause)
-    machine = [ps_to_seconds(total) * fraction for fraction in ranges.machine_frac(classes)]
-    return shares, (ranges.together_s(error, away[0], machine[0]), ranges.together_s(error, away[1], machine[1]))
+    limits = [
+        ranges.together_s(error, cause, (distances_s, ranges.chip_s(length_ps, side)), ps_to_seconds(total) * fraction)
+        for side, distances_s, fraction in zip(sides, away, ranges.machine_frac(classes), strict=True)
+    ]
+    return shares, (limits[0], limits[1])
 
 
 class _Names:
