@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from perfmodel.api import Machine, Predictor, RunOptions
+from perfmodel.autotune.budget import as_budget
 from perfmodel.autotune.judge import Objective, as_objective
 from perfmodel.autotune.search import Progress, SearchResult, find_best
 from perfmodel.autotune.space import GLOBAL_BATCH, MICRO_BATCH, Candidate, Space, Value, candidates, default_space
@@ -62,7 +63,7 @@ def search(
     space: SpaceSource = None,
     *,
     objective: str | Objective | Callable[[Prediction], float] = "throughput",
-    budget: int | None = None,
+    budget: int | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> SearchResult:
     """The best plans for a model on a machine, and why each is behind the first.
@@ -73,7 +74,7 @@ def search(
         space: plan keys with the values to combine, as a mapping, a `Space` or a YAML file; None: `default_space`.
         objective: `throughput` (seconds a sample, the default), `time`, `memory`, or a function of a prediction; small is
             good.
-        budget: most plans to simulate; None: as many as a proof takes, which are few.
+        budget: most plans to simulate (`64`) or a time (`"30 s"`); None: as many as a proof takes, which are few.
         **options: see `SearchOptions`.
 
     Returns:
@@ -88,10 +89,11 @@ def search(
     >>> [row.candidate.plan for row in found.ranked][:1]
     ['ddp,accumulate=8']
     """
+    limit = as_budget(budget)
     aim, top, progress = as_objective(objective), options.pop("top", 10), options.pop("progress", None)
     judge, whole = prepared(model, topology, space, options)
     found = candidates(whole, judge.predictor.topology.n_ranks)
-    return find_best(found, judge, aim, top=top, budget=budget, progress=progress)
+    return find_best(found, judge, aim, top=top, budget=limit, progress=progress)
 
 
 class SweepOptions(RunOptions, total=False):

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from perfmodel.autotune.budget import Budget
 from perfmodel.autotune.heap import uncollected
 from perfmodel.autotune.judge import Judge, Objective
 from perfmodel.autotune.space import Candidate, Refused
@@ -61,6 +62,7 @@ class SearchResult:
         ranked: the best, best first.
         refused: what is no plan, or does not work or fit, with the reason.
         n_plans: candidates that do.
+        n_unseen: candidates that the budget left no time to look at.
         n_simulated: of those, how many were simulated; the floors of the others rule them out.
         is_proven: False if the budget ended the search before the rest was ruled out.
     """
@@ -71,6 +73,7 @@ class SearchResult:
     n_plans: int
     n_simulated: int
     is_proven: bool
+    n_unseen: int = 0
 
     @property
     def best(self) -> Ranked:
@@ -89,6 +92,8 @@ class SearchResult:
             f"the other {ruled_out} cannot be among the best" if self.is_proven else f"{ruled_out} left by the budget"
         )
         lines = [f"{self.n_plans} plans work; {self.n_simulated} simulated, {proof}"]
+        if self.n_unseen:
+            lines.append(f"{self.n_unseen} more combinations were not looked at: the time budget was spent")
         if self.refused:
             kinds = "; ".join(f"{count} x {kind}" for kind, count in self.reasons()[:N_REASONS])
             lines.append(f"{len(self.refused)} combinations refused: {kinds}")
@@ -102,6 +107,7 @@ class SearchResult:
             "n_plans": self.n_plans,
             "n_simulated": self.n_simulated,
             "is_proven": self.is_proven,
+            "n_unseen": self.n_unseen,
             "ranked": [
                 {
                     "plan": row.candidate.plan,
@@ -123,7 +129,7 @@ def find_best(
     objective: Objective,
     *,
     top: int = 10,
-    budget: int | None = None,
+    budget: Budget | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """The `top` best candidates by the objective, ties in the order of their labels.
@@ -133,29 +139,29 @@ def find_best(
         judge: gives floors and predictions.
         objective: what is to be small.
         top: how many to rank.
-        budget: most candidates to simulate.
+        budget: how much may be done; None: as much as a proof takes.
         progress: told (stage, done, all) now and then.
 
     Raises:
-        ConfigError: `top` or `budget` below 1.
+        ConfigError: `top` below 1.
         InfeasiblePlanError: no candidate works; the message names the most frequent reasons.
     """
-    if top < 1 or (budget is not None and budget < 1):
-        raise ConfigError(f"top and budget: found {top} and {budget}, allowed 1 or more")
+    if top < 1:
+        raise ConfigError(f"top: found {top}, allowed 1 or more")
+    limit = budget or Budget()
     rows = list(found)
     refused = [row for row in rows if isinstance(row, Refused)]
     nearest = _Nearest()
+    given = [row for row in rows if isinstance(row, Candidate)]
     with uncollected():
-        bounded = _bounded(
-            [row for row in rows if isinstance(row, Candidate)], (judge, objective), (refused, nearest), progress
-        )
+        bounded, n_unseen = _bounded(given, (judge, objective), (refused, nearest), limit, progress)
     best: list[tuple[float, str, Candidate, Prediction]] = []
     n_simulated = 0
-    proven = True
+    proven = not n_unseen
     for floor, label, candidate in bounded:
         if len(best) >= top and floor > best[top - 1][0]:
             break
-        if budget is not None and n_simulated >= budget:
+        if limit.ends(n_simulated):
             proven = False
             break
         if progress is not None:
@@ -181,6 +187,7 @@ def find_best(
         n_plans=len(bounded),
         n_simulated=n_simulated,
         is_proven=proven,
+        n_unseen=n_unseen,
     )
 
 
@@ -212,13 +219,18 @@ def _bounded(
     candidates: Sequence[Candidate],
     by: tuple[Judge, Objective],
     others: tuple[list[Refused], _Nearest],
+    limit: Budget,
     progress: Progress | None,
-) -> list[tuple[float, str, Candidate]]:
-    """(floor, label, candidate) of those that work, by floor; the others go to the list of those refused."""
+) -> tuple[list[tuple[float, str, Candidate]], int]:
+    """(floor, label, candidate) of those that work, by floor, and how many were not looked at; others are refused."""
     judge, objective = by
     refused, nearest = others
-    rows = []
+    rows: list[tuple[float, str, Candidate]] = []
+    n_unseen = 0
     for number, candidate in enumerate(candidates):
+        if limit.ends_bounding(len(rows)):
+            n_unseen = len(candidates) - number
+            break
         if progress is not None:
             progress("bounding", number, len(candidates))
         try:
@@ -228,7 +240,7 @@ def _bounded(
             nearest.see(candidate, error)
             continue
         rows.append((objective.floor(floor) if objective.floor else -math.inf, candidate.label, candidate))
-    return sorted(rows, key=lambda row: row[:2])
+    return sorted(rows, key=lambda row: row[:2]), n_unseen
 
 
 def why_behind(first: Prediction, other: Prediction) -> str:

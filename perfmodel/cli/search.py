@@ -24,7 +24,7 @@ from perfmodel.cli.console import Waiting, from_stdin, stdout_color, stdout_widt
     help="What the best plan is best in.",
 )
 @click.option(
-    "--budget", type=click.IntRange(min=1), help="Most plans to simulate; as many as a proof takes if not given."
+    "--budget", help="Most plans to simulate (64) or a time (30s); as many plans as a proof takes if not given."
 )
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many plans to print.")
 @click.option("--precision", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16, instead of the model file's.")

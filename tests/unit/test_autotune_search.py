@@ -7,6 +7,7 @@ import pytest
 
 import perfmodel
 from perfmodel.api import Predictor
+from perfmodel.autotune.budget import Budget, as_budget
 from perfmodel.autotune.front import PredictorJudge, load_space
 from perfmodel.autotune.judge import OBJECTIVES, as_objective
 from perfmodel.autotune.search import find_best, why_behind
@@ -73,7 +74,29 @@ def test_a_low_floor_does_not_win_and_a_high_one_does_not_hide_the_winner() -> N
     given = [Candidate(plan="ddp", micro_batch=n + 1) for n in range(len(rows))]
     found = find_best(given, table, OBJECTIVES["time"], top=1)
     assert (found.best.value, table.asked) == (3.5, [1, 2, 3])
-    assert find_best(given, table, OBJECTIVES["time"], top=1, budget=2).is_proven is False
+    assert find_best(given, table, OBJECTIVES["time"], top=1, budget=Budget(plans=2)).is_proven is False
+
+
+def test_a_budget_of_time_leaves_what_it_has_no_time_for_and_says_so() -> None:
+    """One second a look: three floors fit into a little over half of four seconds, and simulations go on to the end."""
+    rows = [(5.0, 9.0), (2.0, 5.0), (3.0, 3.5), (1.0, 1.0)]
+    table = Table(rows, judge().predict(plans()[0]))
+    given = [Candidate(plan="ddp", micro_batch=n + 1) for n in range(len(rows))]
+    ticks = iter(range(100))
+    found = find_best(given, table, OBJECTIVES["time"], top=1, budget=Budget(time_s=4.0, clock=lambda: next(ticks)))
+    assert (found.n_plans, found.n_unseen, found.is_proven) == (3, 1, False)
+    assert table.asked[0] == 2, "the lowest floor of those looked at first"
+    assert "1 more combinations were not looked at" in " ".join(found.summary())
+
+
+def test_budgets_are_counts_or_times() -> None:
+    assert as_budget(64).plans == as_budget("64").plans == 64
+    assert as_budget("2 min").time_s == 120
+    assert as_budget(None).plans is None
+    assert as_budget(None).time_s is None
+    for wrong in (0, "-3", "soon", "0 s"):
+        with pytest.raises(ConfigError, match="budget: found"):
+            as_budget(wrong)
 
 
 def test_a_function_of_a_prediction_is_an_objective_without_floors() -> None:
