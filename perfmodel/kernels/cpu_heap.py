@@ -13,6 +13,7 @@ Left out: blocks below SMALL_BYTES, which have lists of their own, and what Pyth
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 
 from perfmodel.units import KIBI, MEBI
 
@@ -26,7 +27,19 @@ HEADER_BYTES = 16
 PAGE_BYTES = 4 * KIBI
 
 
+# Variables that glibc reads when a process starts (mallopt(3)).
+NO_MAPS, TRIM_FROM = "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"
+NEVER_TRIMMED_BYTES = 1024**4  # a threshold that no heap reaches
 MAPPED = -1  # address of a block with a map of its own
+
+
+def keeps_pages(env: Mapping[str, str]) -> bool:
+    """Whether processes with these variables keep every page they were given: no maps, no trimming.
+
+    A step that repeats then meets no new pages. PyTorch's tuning guide recommends allocators that behave so.
+    """
+    trim = env.get(TRIM_FROM, "")
+    return env.get(NO_MAPS) == "0" and trim.isdigit() and int(trim) >= NEVER_TRIMMED_BYTES
 
 
 class Heap:

@@ -12,6 +12,7 @@ from perfmodel.config import PlanSpec
 from perfmodel.db import load_shared
 from perfmodel.db.device import Device
 from perfmodel.graph import Graph
+from perfmodel.kernels.cpu_heap import keeps_pages
 from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
@@ -81,16 +82,17 @@ class PriceBooks:
         self.paces = Paces(self.collectives)
         self._processes: dict[str, dict[str, int]] = {}
         self._placements: dict[tuple[int, str, Ranks], tuple[Graph, Placement]] = {}
-        self._devices: dict[tuple[str, str | None, int], Device] = {}
+        self._devices: dict[tuple[str, str | None, int, bool], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
         self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
 
-    def device(self, name: str, db: str | None, n_processes: int = 1) -> Device:
+    def device(self, name: str, db: str | None, n_processes: int = 1, env: Mapping[str, str] | None = None) -> Device:
         """A device of the database, as it was when first asked for; a CPU as each of `n_processes` on it sees it."""
-        key = (name, db, n_processes)
+        keeps = keeps_pages(env or {})
+        key = (name, db, n_processes, keeps)
         if key not in self._devices:
-            self._devices[key] = load_shared(name, db, n_processes)
+            self._devices[key] = replace(load_shared(name, db, n_processes), keeps_pages=keeps)
         return self._devices[key]
 
     def processes(self, topology: Topology) -> dict[str, int]:
@@ -245,7 +247,7 @@ def _placed(
 ) -> tuple[Graph, Placement, dict[str, Device]]:
     """The graph as it is executed, its placement and the devices by name; `given` are database, settings and books."""
     db, settings, books = given
-    devices = {name: books.device(name, db, n) for name, n in books.processes(topology).items()}
+    devices = {name: books.device(name, db, n, topology.env) for name, n in books.processes(topology).items()}
     enough = {
         name: device.memory_bytes if settings.check_memory else UNBOUNDED_BYTES for name, device in devices.items()
     }

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from os import environ
 from pathlib import Path
 from statistics import median
 
 from perfmodel.config import TopologySpec, load_topology
+from perfmodel.kernels.cpu_heap import NO_MAPS, TRIM_FROM
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.validate.live_cases import LiveCase
 from perfmodel.validate.run_suite import CaseResult, run_case
@@ -45,8 +47,10 @@ def live_settings(n_cores: int, n_ranks: int) -> LiveSettings:
 
 
 def live_topology(n_ranks: int) -> TopologySpec:
-    """`n_ranks` processes on this machine's CPU, joined by its loopback."""
-    one = load_topology("cpu")
+    """`n_ranks` processes on this machine's CPU, joined by its loopback, with what this process's environment says."""
+    plain = load_topology("cpu")
+    heap = {name: environ[name] for name in (NO_MAPS, TRIM_FROM) if name in environ}
+    one = plain.model_copy(update={"env": {**plain.env, **heap}})
     if n_ranks == 1 or one.node is None or one.node.cpus is None:
         return one
     cpus = one.node.cpus.model_copy(update={"ranks": n_ranks})

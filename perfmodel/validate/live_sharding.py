@@ -23,7 +23,7 @@ from perfmodel.validate.train_ranks import run_plans
 
 SEED = 20261129
 N_PLANS = 8
-ROUNDS, STEPS = 7, 4
+ROUNDS, STEPS = 15, 4
 CANDIDATES = 200  # random plans, of which those are taken whose heaviest ranks differ most
 # 2 ranks, 4 ranks, in turn; skew of the indices in turn of two.
 SHAPES = tuple((2 if number % 2 == 0 else 4, 0.0 if number % 4 < 2 else 1.05) for number in range(10))
