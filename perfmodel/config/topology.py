@@ -289,7 +289,8 @@ class NetworkSpec(Spec):
 class TopologySpec(Spec):
     """A machine: `nodes` equal hosts of one `node`, or `groups` of them, joined by `network`.
 
-    `fabric` names the collective fit to use (derived when absent); `env` holds NCCL_* variables, which change choices.
+    `fabric` names the collective fit to use (derived when absent); `env` holds NCCL_* variables, which change
+    choices, and glibc's MALLOC_* of CPU processes (`kernels.cpu_heap.keeps_pages`).
     """
 
     name: Annotated[str, Field(min_length=1)]
