@@ -5,7 +5,8 @@ One cause are: all prices of one family (a law that is 5 % slow is 5 % slow ever
 attention whose law was borrowed (from another kernel, another device or the datasheet); the host's operators. Memory-bound
 kernels with a borrowed price share the error of the borrowed bandwidth, whatever their family, as much as laws err on
 another chip; the rest of their range, how their pattern of access uses it, is their family's own. On top lies what no price
-knows: how far the machine at hand is from the one that was measured, in the state it was measured in.
+knows: how far the machine at hand is from the one that was measured, in the state it was measured in, and, above, whether a
+batch that is predicted to be on the device is first copied there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.estimate import Source
+from perfmodel.graph import Graph
 from perfmodel.kernels.correction import OTHER_CHIP_WIDENING
+from perfmodel.kernels.transfer import PAGEABLE_FRAC
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.units import PS_PER_S
@@ -95,6 +98,19 @@ def machine_frac(classes: Sequence[LoweredClass]) -> tuple[float, float]:
         for lowered in classes
     ]
     return max(below for below, _ in fractions), max(above for _, above in fractions)
+
+
+def feeding_s(graph: Graph, classes: Sequence[LoweredClass]) -> float:
+    """Time (s) to bring a batch from pageable memory to a GPU, where it is predicted to be there already; else 0.
+
+    Training copies its batch in the step. Forward alone, or with backward, is predicted with the batch on the device, but
+    whoever times it may copy it within, and from memory that nobody pinned: that is how long the step may take more.
+    """
+    n_bytes = sum(storage.bytes for storage in graph.storages if storage.kind == "input" and storage.born < 0)
+    rates = [
+        lowered.device.host_link_bytes_per_s * PAGEABLE_FRAC for lowered in classes if lowered.device.kind == "cuda"
+    ]
+    return n_bytes / min(rates) if rates else 0.0
 
 
 def slow_host_s(classes: Sequence[LoweredClass], host_busy_s: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
     """The prediction of a steady-state run; `classes[i]` is class i of the simulator."""
     iteration_s = ps_to_seconds(float(steady.iteration_ps))
     path, spread = _path(steady, classes)
+    above_s = math.hypot(spread[1], placement.n_micro * ranges.feeding_s(subject.graph, classes))
     parts = sim_breakdown.breakdowns(steady.timeline)
     host_busy_s = [_host_busy_s(steady.timeline, i) for i in range(len(classes))]
     # The class that waits least for others is the one the others wait for.
@@ -59,7 +61,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
         n_replicas=placement.n_replicas,
         iteration_time_s=iteration_s,
         low_s=max(iteration_s - spread[0], 0.0),
-        high_s=max(iteration_s + spread[1], ranges.slow_host_s(classes, host_busy_s)),
+        high_s=max(iteration_s + above_s, ranges.slow_host_s(classes, host_busy_s)),
         ranks=tuple(_rank_summary(steady.timeline, i, classes[i], parts[i]) for i in order),
         top_ops=_top_ops(classes[order[0]]),
         critical_path=path,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
+from perfmodel.api import extract_graph, predict
 from perfmodel.db import load_device
 from perfmodel.db.fits import INHERITED_KEY
 from perfmodel.estimate import Estimate, Source, Work
@@ -15,7 +15,7 @@ from perfmodel.kernels.correction import SISTER_CHIP_WIDENING, segments_of, wide
 from perfmodel.kernels.cpu_heap import MAP_BYTES
 from perfmodel.kernels.cpu_law import faults_s, with_faults
 from perfmodel.kernels.registry import KernelCall
-from perfmodel.pipeline.ranges import away_s, chip_s, machine_frac, shared_causes, together_s
+from perfmodel.pipeline.ranges import away_s, chip_s, feeding_s, machine_frac, shared_causes, together_s
 from perfmodel.pipeline.tasks import CATEGORIES, Tasks
 
 KERNEL, COLLECTIVE = CATEGORIES.index("kernel"), CATEGORIES.index("collective")
@@ -83,6 +83,22 @@ def test_another_machine_of_the_kind_and_another_round_of_a_cpu():
     below, above = machine_frac([cpu])
     assert below == 0.0
     assert above == pytest.approx(0.094)
+
+
+@pytest.mark.parametrize("batch", [65536, 1048576])
+def test_forward_alone_may_have_to_fetch_its_batch_and_training_does(batch):
+    """64 samples of 13 dense values (4 bytes), 2 indices and their 2 offsets (8 bytes each) at 0.4 of a 31.5 GB/s link."""
+    found = {
+        phase: predict(SMALL, "a100", "ddp", batch=batch, phase=phase, mode="eager", bounds=False)
+        for phase in ("train", "forward")
+    }
+    graphs = {phase: extract_graph(SMALL, batch=batch, phase=phase) for phase in ("train", "forward")}
+    gpu = [SimpleNamespace(device=load_device("a100_sxm_80gb"))]
+    assert feeding_s(graphs["train"], gpu) == 0.0
+    copied_s = feeding_s(graphs["forward"], gpu)
+    assert batch * (13 * 4 + 2 * 8) / (0.4 * 31.5e9) <= copied_s <= batch * (13 * 4 + 4 * 8 + 1) / (0.4 * 31.5e9)
+    assert found["forward"].high_s - found["forward"].iteration_time_s >= copied_s
+    assert feeding_s(graphs["forward"], [SimpleNamespace(device=load_device("cpu"))]) == 0.0
 
 
 @pytest.mark.parametrize(("device", "high_frac"), [("a100", 1.23), ("h100", 1.40)])
