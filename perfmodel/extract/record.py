@@ -20,7 +20,7 @@ from perfmodel.graph import Op, Phase, TensorSpec
 # Operators of the profiler's bookkeeping: no device runs anything for them.
 _BOOKKEEPING = ("profiler.",)
 # The host waits for the device: a value or a size that only the device knows (c10 and ATen/native/cuda: each of these
-# ends in a cudaStreamSynchronize). A mask as an index becomes `nonzero`, which is seen by itself.
+# ends in a cudaStreamSynchronize).
 SYNCHRONIZE = "perfmodel.synchronize"  # torch.cuda.synchronize, which dispatches nothing
 HOST_SYNCS = frozenset(
     {
@@ -38,6 +38,8 @@ HOST_SYNCS = frozenset(
         "aten._coalesce",
     }
 )
+# A mask as an index becomes `nonzero` inside these (ATen/native/IndexingUtils.h, expandTensors), which nothing dispatches.
+_INDEXED = frozenset({"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
 Target = Literal["cuda", "cpu"]
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator"})
 
@@ -191,7 +193,7 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             module=self._module(recompute=recompute, in_backward=in_backward),
             phase=self.phase,
             recompute=recompute,
-            host_sync=signature.name in HOST_SYNCS,
+            host_sync=signature.name in HOST_SYNCS or _has_mask(signature.name, call),
             stream="copy" if self.phase == "input" else "compute",
         )
         self.ops.append(op)
@@ -258,6 +260,13 @@ def _is_bookkeeping_detach(name: str) -> bool:
 
 def _crosses_to_host(result: Any, device: str) -> bool:
     return isinstance(result, torch.Tensor) and result.device.type != device
+
+
+def _has_mask(name: str, call: _Call) -> bool:
+    given = zip(call.inputs, call.names, strict=True)
+    return name in _INDEXED and any(
+        spec.dtype in ("bool", "uint8") for spec, argument in given if argument == "indices"
+    )
 
 
 def _tensors(name: str, value: Any) -> Iterable[tuple[str, torch.Tensor]]:

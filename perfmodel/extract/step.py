@@ -212,6 +212,11 @@ class _Step:
         if self.built.synchronizes and self.target == "cuda":
             self.recorder.emit(SYNCHRONIZE)
 
+    def synchronize_for_host(self) -> None:
+        """The host waits for a tensor that the model moves to it."""
+        if self.target == "cuda":
+            self.recorder.emit(SYNCHRONIZE)
+
     @contextmanager
     def _gradient_hooks(self) -> Iterator[None]:
         handles = [
@@ -314,7 +319,7 @@ def _run(step: _Step) -> None:
         stack.enter_context(_torch.module_hooks(step.paths.enter, step.paths.leave))
         if step.values == "meta":
             stack.enter_context(torch.device("meta"))
-        stack.enter_context(OneDevice(step.device))
+        stack.enter_context(OneDevice(step.device, step.synchronize_for_host))
         stack.enter_context(torch.set_grad_enabled(step.span != "forward"))
         stack.enter_context(_torch.unchecked_sparse())
         stack.enter_context(step.device_choices())
