@@ -229,10 +229,11 @@ def price_by_segments(
         )
     choose, law = parts
     segments = segments_of(fit, device)
-    groups: dict[tuple[str, Source, bool], tuple[Segment | None, list[int]]] = {}
+    groups: dict[tuple[object, ...], tuple[Segment | None, list[int]]] = {}
     for index, call in enumerate(calls):
         segment = choose(segments, call, device)
-        key = (segment.name, segment.source, segment.corrected) if segment else ("", Source.ROOFLINE, False)
+        # One segment of the fit may be chosen as it is and, borrowed, with a wider range.
+        key = (segment.name, segment.source, segment.corrected, segment.low_frac, segment.high_frac) if segment else ()
         groups.setdefault(key, (segment, []))[1].append(index)
     priced: dict[int, Estimate] = {}
     for segment, members in groups.values():

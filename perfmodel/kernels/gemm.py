@@ -27,6 +27,8 @@ MAX_ALIGN_BYTES = (
     16  # one 128-bit load, the widest a CUDA thread issues (CUDA C++ Programming Guide, "Device Memory Accesses")
 )
 
+PADDED = "shape_padding"  # attribute of a product whose operands compiled code pads to whole loads
+
 _PIPES = {
     "float64": "fp64",
     "float32": "fp32",
@@ -137,18 +139,24 @@ def _operands(op: Op, *names: str) -> tuple[TensorSpec, ...]:
     return op.inputs[: len(names)]
 
 
+def _padded(op: Op, operand: TensorSpec, size: int) -> int:
+    """The size that the product works on: where it is padded, whole 16-byte loads (torch/_inductor/fx_passes/pad_mm.py)."""
+    unit = MAX_ALIGN_BYTES // operand.itemsize_bytes if op.attrs.get(PADDED) else 1
+    return -(-size // unit) * unit if size > 1 else size
+
+
 def _nonzero(value: Any) -> bool:
     return not isinstance(value, int | float) or value != 0
 
 
 def _product(op: Op, a: TensorSpec, b: TensorSpec, added: TensorSpec | None = None) -> tuple[KernelCall, ...]:
     """One product of the last two dimensions of `a` and `b`; `added` is the vector or matrix of an addmm."""
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    m, k, n = (_padded(op, a, size) for size in (a.shape[-2], a.shape[-1], b.shape[-1]))
     batch = math.prod(a.shape[:-2])
     if min(m, n, batch) == 0:
         return ()
     present = added is not None and _nonzero(op.attrs.get("beta", 1))
-    is_vector = present and added is not None and added.n_elems < batch * m * n
+    is_vector = present and added is not None and added.n_elems < batch * a.shape[-2] * b.shape[-1]
     shape = GemmShape(
         m=m,
         n=n,
@@ -156,7 +164,7 @@ def _product(op: Op, a: TensorSpec, b: TensorSpec, added: TensorSpec | None = No
         batch=batch,
         trans_a=is_transposed(a),
         trans_b=is_transposed(b),
-        align_bytes=alignment_bytes((a, b)),
+        align_bytes=MAX_ALIGN_BYTES if op.attrs.get(PADDED) else alignment_bytes((a, b)),
         bias=is_vector,
         beta=present and not is_vector,
     )

@@ -8,7 +8,9 @@ The rule, after torch.compile's inductor (torch/_inductor/scheduler.py), in forw
 2. An op joins the chain that wrote one of its inputs if both go over the same number of elements (a reduction: those it
    reads), nothing the op needs depends on the chain by another way, and the chain does not already reduce by another
    shape. Chains live within one phase.
-3. A chain reads each outside tensor once and writes what is used outside it; tensors used only inside are never stored.
+3. Products of 16-bit numbers whose sizes are not multiples of 16 bytes are padded to such (`shape_padding`, on by default:
+   fx_passes/pad_mm.py, which measures whether it pays; here it always does, and the copies into padded operands are free).
+4. A chain reads each outside tensor once and writes what is used outside it; tensors used only inside are never stored.
    Views cost nothing.
 
 Left out: recomputation of cheap forward work in backward (min-cut partitioner), templates that fuse into products, fusion of
@@ -23,8 +25,11 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.graph import Graph, Op, Storage, TensorSpec
 from perfmodel.kernels import calls_of, work
+from perfmodel.kernels.gemm import PADDED
 
 PHASES = ("forward", "loss", "backward")
+PADDABLE = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
+PADDED_ITEM_BYTES = 2
 POINTWISE = frozenset({"elementwise", "copy", "random", "transpose"})
 REDUCING = frozenset({"reduction", "norm", "softmax"})
 REWRITE = "compile: pointwise chains and reductions fused"
@@ -55,7 +60,7 @@ def fuse_graph(graph: Graph) -> Graph:
         if read and read <= unstored and not calls_of(unit.ops[0]):
             position[unit.ops[0].id] = len(ops) - 1  # a view of what is never stored; its chain stands before it
             continue
-        op = unit.ops[0] if len(unit.ops) == 1 else _fused(unit, used)
+        op = _with_padding(unit.ops[0]) if len(unit.ops) == 1 else _fused(unit, used)
         unstored |= _written(unit.ops) - _written([op])
         for member in unit.ops:
             position[member.id] = len(ops)
@@ -68,6 +73,16 @@ def fuse_graph(graph: Graph) -> Graph:
         storages=tuple(_moved(graph, ops, position)),
         rewrites=(*graph.rewrites, REWRITE),
     )
+
+
+def _with_padding(op: Op) -> Op:
+    if (
+        op.phase not in PHASES
+        or op.name not in PADDABLE
+        or any(s.itemsize_bytes != PADDED_ITEM_BYTES for s in op.inputs)
+    ):
+        return op
+    return replace(op, attrs={**op.attrs, PADDED: True})
 
 
 def _written(ops: Iterable[Op]) -> set[int]:

@@ -172,7 +172,7 @@ def _optimizer_ends(trace: KinetoTrace) -> list[float]:
     steps = [op for op in trace.ops if op.name.startswith("Optimizer.step")]
     names = Counter(op.name for op in steps)
     last = steps[-1].name if steps else ""
-    return [op.end_s for op in steps if op.name == last] if names else []
+    return sorted({op.end_s for op in steps if op.name == last}) if names else []
 
 
 def _own_phase(op: HostSpan) -> Phase | None:
