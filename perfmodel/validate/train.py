@@ -45,6 +45,9 @@ def pin_threads(n_ranks: int) -> None:
     """
     if n_ranks == 1:
         os.environ |= {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+        # The OpenMP runtime that loads first takes the cores and leaves the next one the first core alone: scikit-learn's
+        # copy before torch's would put both of torch's threads there.
+        import torch  # noqa: F401
 
 
 def set_up(n_threads: int) -> None:
