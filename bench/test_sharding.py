@@ -101,7 +101,7 @@ def test_optimum_of_small_problems(capsys):
             row_bytes=dict.fromkeys(tables, 64 * 4 + 4),
         )  # fmt: skip
         search = Search(problem, Drawn(seed), seed=seed)
-        hits += search.run(60.0, rounds=3)[0].cost_s <= optimum(search.layout)[0] * (1 + 1e-9)
+        hits += search.run(60.0)[0].cost_s <= optimum(search.layout)[0] * (1 + 1e-9)
     with capsys.disabled():
         print(f"\noptimum found in {hits} of 100 problems of 4 tables on 3 ranks")
 

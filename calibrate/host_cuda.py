@@ -13,13 +13,13 @@ not to the GPU model.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
+from calibrate.measure_cuda import issued_s
 from calibrate.session import replace_file
 
 FILE = "host.yaml"
@@ -63,7 +63,7 @@ class CudaHost:
             for _ in range(n_calls):
                 y = torch.relu(y)
 
-        return _issued(chain)
+        return issued_s(chain)
 
     def backward_s(self, n_nodes: int) -> float:
         """See Host."""
@@ -73,7 +73,7 @@ class CudaHost:
         for _ in range(n_nodes):
             y = torch.relu(y)
         gradient = torch.ones_like(x)
-        return _issued(lambda: torch.autograd.backward([y], [gradient]))
+        return issued_s(lambda: torch.autograd.backward([y], [gradient]))
 
     def launch_s(self, n_launches: int) -> float:
         """See Host."""
@@ -83,25 +83,14 @@ class CudaHost:
             for _ in range(n_launches):
                 torch.cuda._sleep(1)  # type: ignore[no-untyped-call]  # a kernel that waits a clock: no tensor, no dispatcher
 
-        return _issued(launches)
+        return issued_s(launches)
 
     def sync_s(self) -> float:
         """See Host."""
         import torch
 
         torch.cuda.synchronize()
-        return _issued(torch.cuda.synchronize)
-
-
-def _issued(work: Callable[[], object]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    work()
-    taken = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    return taken
+        return issued_s(torch.cuda.synchronize)
 
 
 def measure(host: Host) -> dict[str, float]:

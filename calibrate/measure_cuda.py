@@ -58,14 +58,7 @@ class CudaClock:
 
     def issue_s(self, work: Callable[[], None]) -> float:
         """See Clock."""
-        import torch
-
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        work()
-        taken = time.perf_counter() - begun
-        torch.cuda.synchronize()
-        return taken
+        return issued_s(work)
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """See Clock."""
@@ -116,3 +109,15 @@ def time_prepared(prepared: Prepared, budget_s: float, clock: Clock) -> Timing:
         times.append(clock.elapsed_s(work) / launches)
     least, quartile, median = np.quantile(np.array(times), [0.0, 0.25, 0.5]).tolist()
     return Timing(least_s=least, quartile_s=quartile, median_s=median, n_calls=len(times) * launches)
+
+
+def issued_s(work: Callable[[], object]) -> float:
+    """Host time (s) until `work` returns, with an idle device before and after."""
+    import torch
+
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    work()
+    taken = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return taken

@@ -9,7 +9,7 @@ from perfmodel.traces.export import traces_of_run
 from perfmodel.traces.link import link
 from perfmodel.traces.ranks import Job
 from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace
-from perfmodel.validate.attribute import OpGap
+from perfmodel.validate.attribute import OpGap, pair_up
 
 
 def op_gaps(run: Run, job: Job) -> tuple[OpGap, ...]:
@@ -18,17 +18,7 @@ def op_gaps(run: Run, job: Job) -> tuple[OpGap, ...]:
     Kernels and copies are counted under the innermost operator that launched them, collectives under their own name; both
     sides are means over steps and over the ranks (of a prediction, the classes of ranks) there are traces of.
     """
-    predicted, measured = _by_operator(traces_of_run(run)), _by_operator(job.traces)
-    rows = [
-        OpGap(
-            name=name,
-            predicted_s=predicted.get(name, (0.0, 0.0))[0],
-            measured_s=measured.get(name, (0.0, 0.0))[0],
-            calls=(predicted.get(name, (0.0, 0.0))[1], measured.get(name, (0.0, 0.0))[1]),
-        )
-        for name in {**predicted, **measured}
-    ]
-    return tuple(sorted(rows, key=lambda row: (-abs(row.gap_s), row.name)))
+    return pair_up(_by_operator(traces_of_run(run)), _by_operator(job.traces))
 
 
 def _by_operator(traces: tuple[KinetoTrace, ...]) -> dict[str, tuple[float, float]]:

@@ -22,6 +22,9 @@ PROFILED_STEPS = 10
 OTHER = "(outside operators)"  # Python, autograd and whatever the profiler saw no operator for
 
 
+Totals = Mapping[str, tuple[float, float]]  # seconds and calls of a step, by name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGap:
     """All calls of one operator in a step: predicted and measured time (s); `calls` as predicted, as measured."""
@@ -65,10 +68,15 @@ def predicted_ops(run: Run) -> dict[str, tuple[float, float]]:
     return found
 
 
-def gaps(predicted: Mapping[str, tuple[float, float]], profiled: ProfiledOps) -> tuple[OpGap, ...]:
+def gaps(predicted: Totals, profiled: ProfiledOps) -> tuple[OpGap, ...]:
     """Predicted beside measured by operator, largest gap first, with what lies outside operators as a row of its own."""
     inside_s = sum(spent_s for spent_s, _ in profiled.by_name.values())
     measured = {**profiled.by_name, OTHER: (profiled.step_s - inside_s, 0.0)}
+    return pair_up(predicted, measured)
+
+
+def pair_up(predicted: Totals, measured: Totals) -> tuple[OpGap, ...]:
+    """A gap for each name on either side, which the other may not have; the largest first."""
     rows = [
         OpGap(
             name=name,

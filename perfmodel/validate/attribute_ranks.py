@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from perfmodel.pipeline.run import Run
 from perfmodel.sim.program import COMM, COMPUTE
 from perfmodel.units import PS_PER_S, US_PER_S
-from perfmodel.validate.attribute import OTHER, PROFILED_STEPS, OpGap, ProfiledOps, by_operator, gaps
+from perfmodel.validate.attribute import OTHER, PROFILED_STEPS, OpGap, ProfiledOps, by_operator, gaps, pair_up
 from perfmodel.validate.live import LiveSettings
 from perfmodel.validate.train import set_up, timed
 from perfmodel.validate.train_plans import planned_step
@@ -84,15 +84,8 @@ def _add(totals: Totals, name: str, time_s: float) -> None:
 
 
 def _beside(predicted: Totals, measured: Totals) -> list[OpGap]:
-    return [
-        OpGap(
-            name=name + BESIDE,
-            predicted_s=predicted.get(name, (0.0, 0.0))[0],
-            measured_s=measured.get(name, (0.0, 0.0))[0],
-            calls=(predicted.get(name, (0.0, 0.0))[1], measured.get(name, (0.0, 0.0))[1]),
-        )
-        for name in sorted({*predicted, *measured})
-    ]
+    found = sorted(pair_up(predicted, measured), key=lambda gap: gap.name)
+    return [replace(gap, name=gap.name + BESIDE) for gap in found]
 
 
 def profile_rank(
