@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
+from perfmodel.kernels.copy import copy_family, moved, touched_bytes
 from perfmodel.kernels.reduction import reduction_call
 from perfmodel.kernels.registry import KernelCall, kernel_rule
 
@@ -139,10 +140,18 @@ def _operands(op: Op, *names: str) -> tuple[TensorSpec, ...]:
     return op.inputs[: len(names)]
 
 
-def _padded(op: Op, operand: TensorSpec, size: int) -> int:
-    """The size that the product works on: where it is padded, whole 16-byte loads (torch/_inductor/fx_passes/pad_mm.py)."""
-    unit = MAX_ALIGN_BYTES // operand.itemsize_bytes if op.attrs.get(PADDED) else 1
-    return -(-size // unit) * unit if size > 1 else size
+def _padded(spec: TensorSpec) -> TensorSpec:
+    """The matrices with rows and columns of whole 16-byte loads, as a copy of their own if they had not.
+
+    What torch/_inductor/fx_passes/pad_mm.py makes of the operands of a product whose sizes are unaligned.
+    """
+    unit = MAX_ALIGN_BYTES // spec.itemsize_bytes
+    rows, columns = (-(-size // unit) * unit if size > 1 else size for size in spec.shape[-2:])
+    if (rows, columns) == spec.shape[-2:]:
+        return spec
+    last = (1, rows) if is_transposed(spec) else (columns, 1)
+    outer = [rows * columns * math.prod(spec.shape[i + 1 : -2]) for i in range(len(spec.shape) - 2)]
+    return replace(spec, shape=(*spec.shape[:-2], rows, columns), strides=(*outer, *last))
 
 
 def _nonzero(value: Any) -> bool:
@@ -151,12 +160,15 @@ def _nonzero(value: Any) -> bool:
 
 def _product(op: Op, a: TensorSpec, b: TensorSpec, added: TensorSpec | None = None) -> tuple[KernelCall, ...]:
     """One product of the last two dimensions of `a` and `b`; `added` is the vector or matrix of an addmm."""
-    m, k, n = (_padded(op, a, size) for size in (a.shape[-2], a.shape[-1], b.shape[-1]))
+    given = (a, b)
+    is_vector = added is not None and added.n_elems < math.prod(a.shape[:-1]) * b.shape[-1]
+    if op.attrs.get(PADDED):
+        a, b = _padded(a), _padded(b)
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
     if min(m, n, batch) == 0:
         return ()
     present = added is not None and _nonzero(op.attrs.get("beta", 1))
-    is_vector = present and added is not None and added.n_elems < batch * a.shape[-2] * b.shape[-1]
     shape = GemmShape(
         m=m,
         n=n,
@@ -164,12 +176,19 @@ def _product(op: Op, a: TensorSpec, b: TensorSpec, added: TensorSpec | None = No
         batch=batch,
         trans_a=is_transposed(a),
         trans_b=is_transposed(b),
-        align_bytes=MAX_ALIGN_BYTES if op.attrs.get(PADDED) else alignment_bytes((a, b)),
-        bias=is_vector,
+        align_bytes=alignment_bytes((a, b)),
+        bias=present and is_vector,
         beta=present and not is_vector,
     )
     out = op.outputs[0] if op.outputs else a
+    copies = [
+        call
+        for source, target in zip(given, (a, b), strict=True)
+        if target is not source
+        for call in moved(copy_family(source, target), touched_bytes(source), target)
+    ]
     return (
+        *copies,
         gemm_call(
             shape,
             dtype=a.dtype,

@@ -9,7 +9,7 @@ The rule, after torch.compile's inductor (torch/_inductor/scheduler.py), in forw
    reads), nothing the op needs depends on the chain by another way, and the chain does not already reduce by another
    shape. Chains live within one phase.
 3. Products of 16-bit numbers whose sizes are not multiples of 16 bytes are padded to such (`shape_padding`, on by default:
-   fx_passes/pad_mm.py, which measures whether it pays; here it always does, and the copies into padded operands are free).
+   fx_passes/pad_mm.py, which measures whether it pays; here it always does). The copies into padded operands are priced.
 4. A chain reads each outside tensor once and writes what is used outside it; tensors used only inside are never stored.
    Views cost nothing.
 
