@@ -45,7 +45,7 @@ def render_validation_page(name: str, results: Sequence[CaseResult], score: Suit
         "header": header,
         "rows": [_row(result, header) for result in results],
         "words": words,
-        "long": words[1:],
+        "long": words,
         "failed": [(result.case.name, result.reason) for result in results if result.predicted_s is None],
         "sources": [(result.case.name, result.case.source or "-") for result in results],
         "body": validation_dict(name, results, score),
