@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,13 +169,14 @@ def _attribute_trace(results: Sequence[CaseResult], traces: object, db: str | No
     from perfmodel.report.validation import render_gaps
     from perfmodel.traces.ranks import load_job
     from perfmodel.utilisation.op_gaps import op_gaps
+    from perfmodel.validate.notes import as_noted
 
     if len(results) != 1:
         raise ConfigError(
             f"--attribute: found {len(results)} cases, allowed the one that was traced (name it with --cases)"
         )
     case = results[0].case
-    run = predict_run(case.model, case.topology, case.plan, **case_options(case, db))
+    run = predict_run(as_noted(case.model, case.note)[0], case.topology, case.plan, **case_options(case, db))
     gaps = op_gaps(run, load_job([Path(str(path)) for path in traces] if isinstance(traces, tuple) else []))
     click.echo(render_gaps(f"{case.name}, device time", gaps), err=True)
 
@@ -196,8 +198,11 @@ def case_options(case: Case, db: str | None) -> RunOptions:
 def predict_case(case: Case, db: str | None = None) -> Prediction:
     """The prediction of one case of a suite."""
     from perfmodel.api import predict
+    from perfmodel.validate.notes import as_noted
 
-    return predict(case.model, case.topology, case.plan, **case_options(case, db))
+    model, remark = as_noted(case.model, case.note)
+    prediction = predict(model, case.topology, case.plan, **case_options(case, db))
+    return replace(prediction, notes=(*prediction.notes, remark)) if remark else prediction
 
 
 def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[CaseResult]]:
@@ -293,7 +298,7 @@ def _attribute(cases: Sequence[LiveCase], settings: LiveSettings, db: str | None
     for case in cases:
         run = predict_run(case.model, topology, case.plan, bounds=False, db=db)
         if settings.n_ranks == 1:
-            rows = attribute(run, case.model, settings.n_threads)
+            rows = attribute(run, case.model, settings)
         else:
             owners = table_owners(run.prediction)
             rows = attribute_ranks(run, Trained(model=case.model, owners=owners, plan=case.plan), settings)

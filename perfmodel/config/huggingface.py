@@ -14,6 +14,12 @@ from typing import Any
 from perfmodel.errors import ConfigError, suggest
 
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+# What transformers can be told to compute attention with -> our word; the flash packages' kernels are those that PyTorch's
+# fused call takes where it can.
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "sdpa", "flash_attention_3": "sdpa"}
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
+# Heads of BERT other than a language model's, by the class in `architectures`.
+_BERT_HEADS = {"BertForPreTraining": "pretraining", "BertForSequenceClassification": "classification"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +164,9 @@ def transformer_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key, allowed in family.fixed.items()
         if key in config and config[key] not in allowed
     ]
+    attention = next((config[key] for key in _ATTENTION_KEYS if config.get(key) is not None), None)
+    if attention is not None and attention not in _ATTENTION:
+        problems.append(f"{where}: attn_implementation: found {attention!r}, allowed {', '.join(_ATTENTION)}")
     if problems:
         raise ConfigError(problems)
     synonyms = _SYNONYMS.get(str(model_type), {})
@@ -166,7 +175,15 @@ def transformer_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if found.get("embedding_size") == found["hidden_size"]:
         found["embedding_size"] = None
+    found |= {"attention": _ATTENTION.get(str(attention)), "head": _head(family, config.get("architectures"))}
     return {"architecture": family.architecture, **family.assumed} | {k: v for k, v in found.items() if v is not None}
+
+
+def _head(family: _Family, architectures: Any) -> str | None:
+    """The head that a config's `architectures` name, or None for the usual one."""
+    if family is not _BERT or not isinstance(architectures, list | tuple):
+        return None
+    return next((_BERT_HEADS[name] for name in architectures if name in _BERT_HEADS), None)
 
 
 def _value(config: Mapping[str, Any], key: str, synonyms: tuple[str, ...], default: Any) -> Any:
@@ -178,4 +195,4 @@ def config_fields(model_type: str) -> list[str]:
     """Every config field that matters for a model type (used to tell a misspelt key from an ignored one)."""
     family = FAMILIES[model_type]
     renamed = [name for names in _SYNONYMS.get(model_type, {}).values() for name in names]
-    return [*(key for key, _ in family.fields.values()), *family.fixed, *renamed]
+    return [*(key for key, _ in family.fields.values()), *family.fixed, *renamed, *_ATTENTION_KEYS]

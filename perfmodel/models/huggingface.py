@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
+from torch.overrides import TorchFunctionMode
 
 from perfmodel.config.foreign import HuggingFaceSpec
 from perfmodel.errors import ConfigError
@@ -66,23 +67,46 @@ class _Logits(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """(batch, tokens, vocabulary) or (batch, classes)."""
-        with _without_padding(self.model):
+        with _without_padding(self.model), _WithoutLayerDrop(self.model):
             logits: Tensor = self.model(**inputs).logits
         return logits
 
 
 @contextmanager
 def _without_padding(model: nn.Module) -> Iterator[None]:
-    """Encoders read their mask and drop it if nothing is padded. No batch here is padded, and values may be absent."""
+    """Encoders and decoders read their mask and drop it if nothing is padded. No batch here is, and values may be absent."""
+    from transformers.modeling_attn_mask_utils import AttentionMaskConverter
+
     names = vars(sys.modules[type(model).__module__])
-    kept = names.get(_MASK)
+    kept, reads = names.get(_MASK), AttentionMaskConverter._ignore_causal_mask_sdpa
     if kept is not None:
         names[_MASK] = lambda *_args, **_kwargs: None
+    unread = staticmethod(lambda attention_mask, **given: reads(None, **given))
+    AttentionMaskConverter._ignore_causal_mask_sdpa = unread  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
+        AttentionMaskConverter._ignore_causal_mask_sdpa = staticmethod(reads)  # type: ignore[method-assign]
         if kept is not None:
             names[_MASK] = kept
+
+
+class _WithoutLayerDrop(TorchFunctionMode):
+    """Draws of one number, with which encoders and decoders skip layers in training, where a config skips none of them.
+
+    The number is compared with a probability of 0 on the host: whatever it is, no layer is skipped, and no value is read.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._skips = any(getattr(module, "layerdrop", 0.0) > 0.0 for module in model.modules())
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.rand and args == ([],) and not kwargs and not self._skips:
+            return 1.0
+        return func(*args, **(kwargs or {}))
 
 
 class _Draw:

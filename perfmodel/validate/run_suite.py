@@ -10,6 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.metrics import geomean_error, median_error, percentile, spearman_rho
 from perfmodel.pipeline.prediction import PathShare, Prediction
 from perfmodel.pipeline.run import NOT_FITTING
+from perfmodel.validate.notes import AS_NOTED
 from perfmodel.validate.suite import Case
 
 # What a fault in our own code raises. One bad case must not hide the others: it fails with its reason.
@@ -112,7 +113,7 @@ def run_case(case: Case, predict: Callable[[Case], Prediction]) -> CaseResult:
             low_s=prediction.low_s,
             high_s=prediction.high_s,
             cause=likeliest_cause(prediction, too_long=too_long),
-            remarks=tuple(note for note in prediction.notes if NOT_FITTING in note),
+            remarks=tuple(note for note in prediction.notes if NOT_FITTING in note or AS_NOTED in note),
         )
     except PerfModelError as error:
         problems = getattr(error, "problems", (str(error),))

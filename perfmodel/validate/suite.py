@@ -3,7 +3,8 @@
 Columns, in any order: `name,model,topology,plan,batch_per_rank,seq_len,precision,mode,phase,measured_s,weight,source,note`.
 `model`, `topology` and `plan` name a file beside the suite, or are what `perfmodel predict` takes. An empty cell in `plan`,
 `seq_len`, `precision`, `mode`, `phase` or `weight` means ddp, the model's own, the model's own, eager, train and 1.
-`amp` in `precision` is `amp_fp16`, which `torch.autocast("cuda")` means where no type is given.
+`amp` in `precision` is `amp_fp16`, which `torch.autocast("cuda")` means where no type is given; types that exist and that no
+model here runs in (`fp8`) are read, and their cases fail. Counts may be written as tables of floats write them (`16.0`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +33,10 @@ _NEEDED = ("name", "model", "topology", "batch_per_rank", "measured_s")
 _DEFAULTS = {"plan": "ddp", "mode": "eager", "phase": "train", "weight": "1"}
 # Short names of precisions.
 _PRECISIONS: Mapping[str, str] = {"amp": "amp_fp16"}
+# Precisions of published runs that cannot be predicted yet: a case of one fails, the suite goes on.
+UNPREDICTED = ("fp8", "amp_fp8", "amp_fp16+fp8", "bf16+fp8", "mxfp8", "nvfp4", "fp4", "fp64", "int8")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "precision": (*get_args(Precision), *_PRECISIONS),
+    "precision": (*get_args(Precision), *_PRECISIONS, *UNPREDICTED),
     "mode": get_args(Mode),
     "phase": get_args(Phase),
 }
@@ -131,7 +135,8 @@ def _row_problems(cells: Mapping[str, str], named: Mapping[str, int]) -> list[st
     for column, allowed in _CHOICES.items():
         if cells[column] and cells[column] not in allowed:
             near = suggest(cells[column], allowed)
-            problems.append(f"{column}: found {cells[column]!r}, allowed {', '.join(allowed)}{near}")
+            words = ", ".join(word for word in allowed if word not in UNPREDICTED)
+            problems.append(f"{column}: found {cells[column]!r}, allowed {words}{near}")
     for column, read, words in _NUMBERS:
         if cells[column]:
             try:
@@ -142,7 +147,7 @@ def _row_problems(cells: Mapping[str, str], named: Mapping[str, int]) -> list[st
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(re.sub(r"\.0*$", "", text))  # a column with an empty cell becomes floats in many tools
     if value < 1:
         raise ValueError(text)
     return value
