@@ -21,7 +21,7 @@ FSDP_KEYS = (
 # Keys that do nothing unless the ranks are divided along a mesh dimension: without it they are left out of a plan.
 _NEEDS: Mapping[str, str] = {
     **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tp"),
-    **dict.fromkeys(("schedule", "chunks"), "pp"),
+    **dict.fromkeys(("schedule", "chunks", "group_size"), "pp"),
     "imbalance": "ep",
     **dict.fromkeys(
         ("shard", "reduce", "bucket_cap", "first_bucket", "compression", "gradient_as_bucket_view"), "replicas"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
+from perfmodel.config.plan_stages import Pipeline
 from perfmodel.config.plan_words import put, value_of, words_of
 from perfmodel.config.quantity import Bytes, BytesPerS, PositiveBytes, PositiveCount
 from perfmodel.config.reading import check_mapping, parse_mapping
@@ -105,6 +106,8 @@ class Fsdp(Spec):
         forward_prefetch: ask for the next unit of forward before the one before it runs.
         ranks: over how many neighbouring replicas states are divided; groups of so many hold copies (hybrid sharding:
             the GPUs of a node). All replicas if not given.
+        reduce_dtype: the type in which gradients are summed and scattered: `own` of the parameters, or `fp32` whatever theirs
+            is (the reduce_dtype of FSDP's mixed-precision policies; torchtitan's default, and that of Llama 3).
     """
 
     version: Literal[1, 2] = 2
@@ -113,6 +116,7 @@ class Fsdp(Spec):
     backward_prefetch: Literal["pre", "post", "none"] = "pre"
     forward_prefetch: bool = False
     ranks: PositiveCount | None = None
+    reduce_dtype: Literal["own", "fp32"] = "own"
 
 
 class TensorParallel(Spec):
@@ -164,33 +168,6 @@ class ExpertParallel(Spec):
         if self.capacity_factor is not None and self.imbalance > 1.0:
             found = f"found {self.imbalance} with capacity_factor {self.capacity_factor}"
             raise ValueError(f"imbalance: {found}, allowed one of them: a capacity gives every expert as many rows")
-        return self
-
-
-class Pipeline(Spec):
-    """Pipeline stages over the mesh dimension `pp`.
-
-    Attributes:
-        schedule: `1f1b`, `gpipe`, `interleaved` (1F1B with `chunks` runs of blocks on each rank), `zero_bubble` (ZB-H1:
-            gradients of weights fill the bubble) or `zero_bubble_h2` (ZB-H2: nearly twice the micro-batches in flight).
-        chunks: runs of blocks a rank has; more than one only with `interleaved`.
-        blocks: blocks of each stage in order (with `interleaved`, of each chunk); spread evenly if not given.
-        host_sync: the host waits for what a stage receives before it issues the pass that needs it, and for the end of each
-            pass, as Megatron-LM up to version 2.6 does (`torch.cuda.synchronize` after `batch_isend_irecv` in
-            megatron/p2p_communication.py, and in the timers forward-compute and backward-compute of schedules.py).
-    """
-
-    schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble", "zero_bubble_h2"] = "1f1b"
-    chunks: PositiveCount = 1
-    blocks: tuple[PositiveCount, ...] = ()
-    host_sync: bool = False
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Pipeline:
-        if (self.chunks > 1) != (self.schedule == "interleaved"):
-            raise ValueError(
-                f"chunks: found {self.chunks} with schedule {self.schedule}, allowed more than 1 with interleaved only"
-            )
         return self
 
 
@@ -335,7 +312,7 @@ _SHORT = {
     **dict.fromkeys((*DataParallel.model_fields,), "data_parallel"),
     **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
     **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tensor_parallel"),
-    **dict.fromkeys(("schedule", "chunks"), "pipeline"),
+    **dict.fromkeys(("schedule", "chunks", "group_size"), "pipeline"),
     **dict.fromkeys(("capacity_factor", "imbalance"), "expert_parallel"),
     **dict.fromkeys(MESH_DIMS, "mesh"),
 }

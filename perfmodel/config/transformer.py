@@ -42,8 +42,11 @@ class TransformerSpec(TrainedSpec):
             GPT-2's scores and copies OPT's heads (bert is the same in both).
         attention: `eager` dispatches batched gemm, scale, mask, softmax, dropout, batched gemm; `sdpa` one fused call.
         gradient_checkpointing: recompute each block in backward.
-        implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels.
+        implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels; `vtrain`: the
+            same layer (gpt2) in the model whose functions VIA-Research/vTrain profiles, head and loss as they are there.
         lora_rank: only adapters of this rank beside the attention's projections are trained (megatron's llama).
+        qkv: `joint` projects query, key and value at once, `separate` each on its own as Llama's own code does (megatron's
+            llama). The value is a view of a joint projection and keeps it alive until backward.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -78,8 +81,9 @@ class TransformerSpec(TrainedSpec):
     head: Literal["lm", "pretraining", "classification"] = "lm"
     transformers: Literal["4.38", "4.57"] = "4.57"
     gradient_checkpointing: bool = False
-    implementation: Literal["huggingface", "megatron"] = "huggingface"
+    implementation: Literal["huggingface", "megatron", "vtrain"] = "huggingface"
     lora_rank: PositiveCount | None = None
+    qkv: Literal["joint", "separate"] = "joint"
 
     @property
     def tokens(self) -> int:
@@ -129,12 +133,17 @@ class TransformerSpec(TrainedSpec):
             problems.append(f"head: found {self.head} with architecture {self.architecture}, allowed lm")
         if self.transformers == "4.38" and self.attention == "sdpa":
             problems.append("attention: found sdpa with transformers 4.38, allowed eager")
-        if self.implementation == "megatron":
+        if self.implementation != "huggingface":
             problems += self._not_of_megatron()
         if self.lora_rank is not None and (self.architecture, self.implementation) != ("llama", "megatron"):
             problems.append(
                 f"lora_rank: found with architecture {self.architecture} and implementation {self.implementation}, allowed "
                 "with llama and megatron"
+            )
+        if self.qkv == "separate" and (self.implementation != "megatron" or self.lora_rank is not None):
+            problems.append(
+                f"qkv: found separate with implementation {self.implementation} and lora_rank {self.lora_rank}, allowed with "
+                "megatron and without lora_rank: the others are built one way"
             )
         problems += self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
         if problems:
@@ -155,7 +164,11 @@ class TransformerSpec(TrainedSpec):
         return problems
 
     def _not_of_megatron(self) -> list[str]:
-        if self.architecture == "llama":
+        if self.implementation == "vtrain":
+            if self.architecture == "gpt2" and not self.tied and self.attention == "eager" and self.act == "gelu_new":
+                return []
+            allowed = "architecture gpt2, tied_embeddings false, attention eager and activation gelu_new"
+        elif self.architecture == "llama":
             dropouts = (self.hidden_dropout, self.attention_dropout)
             if not self.tied and self.attention == "sdpa" and self.act == "silu" and not any(dropouts):
                 return []
@@ -164,7 +177,7 @@ class TransformerSpec(TrainedSpec):
             return []
         else:
             allowed = "tied_embeddings, attention eager and activation gelu_new"
-        return [f"implementation: found megatron, allowed with {allowed}"]
+        return [f"implementation: found {self.implementation}, allowed with {allowed}"]
 
     def _misplaced(self) -> list[str]:
         only = {
@@ -177,6 +190,7 @@ class TransformerSpec(TrainedSpec):
             "transformers": ("gpt2", "opt", "bert"),
             "embedding_dropout": ("gpt2",),
             "implementation": ("gpt2", "llama"),
+            "qkv": ("llama",),
             "attention_bias": ("opt", *ROTARY),
             "mlp_bias": ("opt", "llama"),
             "experts": ("mixtral",),

@@ -19,6 +19,7 @@ LORA_SCALE = 2.0  # alpha over rank; MLPerf's Llama 2 70B has 32 over 16
 class SelfAttention(nn.Module):
     """Causal attention whose query heads share key-value heads; `linear_qkv` has a group's queries, its key, its value.
 
+    With `qkv: separate` they are `q_proj`, `k_proj` and `v_proj` instead, as in Llama's own code (meta-llama/llama3).
     With `lora_rank` both projections have low-rank adapters beside them (Hu et al. 2021, arXiv:2106.09685).
     """
 
@@ -33,19 +34,20 @@ class SelfAttention(nn.Module):
             self.lora_proj_up = nn.Linear(spec.lora_rank, spec.hidden_size, bias=False)
         self.groups, self.shared, self.head_dim = spec.groups, spec.heads // spec.groups, spec.width_of_head
         width = (spec.heads + 2 * spec.groups) * self.head_dim
-        self.linear_qkv = nn.Linear(spec.hidden_size, width, bias=spec.has_bias("attention"))
+        self.is_joint = spec.qkv == "joint"
+        if self.is_joint:
+            self.linear_qkv = nn.Linear(spec.hidden_size, width, bias=spec.has_bias("attention"))
+        else:
+            self.q_proj = self._part(spec, spec.heads)
+            self.k_proj = self._part(spec, spec.groups)
+            self.v_proj = self._part(spec, spec.groups)
         self.linear_proj = nn.Linear(spec.heads * self.head_dim, spec.hidden_size, bias=spec.has_bias("attention"))
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """(tokens, batch, width) to the same shape."""
         n, batch, _ = x.shape
-        mixed = self.linear_qkv(x)
-        if self.adapted:
-            mixed = mixed + LORA_SCALE * self.lora_qkv_up(self.lora_qkv_down(x))
-        mixed = mixed.view(n, batch, -1, self.shared + 2, self.head_dim)
-        query, key, value = mixed.split((self.shared, 1, 1), dim=3)
-        query = rotary(query.reshape(n, batch, -1, self.head_dim), cosine, sine)
-        key, value = rotary(key.squeeze(3), cosine, sine), value.squeeze(3)
+        query, key, value = self._heads(x)
+        query, key = rotary(query, cosine, sine), rotary(key, cosine, sine)
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         out = fused_attention(query, key, value, dropout=0.0, scale=self.head_dim**-0.5, causal=True)
         out = out.transpose(0, 1).reshape(n, batch, -1)
@@ -53,6 +55,24 @@ class SelfAttention(nn.Module):
         if self.adapted:
             projected = projected + LORA_SCALE * self.lora_proj_up(self.lora_proj_down(out))
         return projected
+
+    def _part(self, spec: TransformerSpec, heads: int) -> nn.Linear:
+        return nn.Linear(spec.hidden_size, heads * self.head_dim, bias=spec.has_bias("attention"))
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (tokens, batch, heads, width of a head)."""
+        n, batch, _ = x.shape
+        if not self.is_joint:
+            query, key, value = (
+                part(x).view(n, batch, -1, self.head_dim) for part in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            return query, key, value
+        mixed = self.linear_qkv(x)
+        if self.adapted:
+            mixed = mixed + LORA_SCALE * self.lora_qkv_up(self.lora_qkv_down(x))
+        mixed = mixed.view(n, batch, -1, self.shared + 2, self.head_dim)
+        query, key, value = mixed.split((self.shared, 1, 1), dim=3)
+        return query.reshape(n, batch, -1, self.head_dim), key.squeeze(3), value.squeeze(3)
 
 
 class GatedMlp(nn.Module):

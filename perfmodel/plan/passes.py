@@ -19,6 +19,7 @@ from perfmodel.plan.sharded_states import (
     backward_gathers,
     forward_gathers,
     gradient_scatters,
+    sums_wide,
     wait_for_gradients,
     waited_for,
 )
@@ -81,7 +82,10 @@ class Passes:
             return self._forward(chunk, what)
         ops = self._ops(chunk, what)
         inserted: dict[int, list[Event]] = {}
-        if self._accumulates(what):
+        if self._sums_wide:
+            if not (what.first and what.last):
+                _join(inserted, sums_wide(chunk.graph.parameters, first=what.first), {op.id for op in ops})
+        elif self._accumulates(what):
             _join(inserted, accumulate(chunk.graph.parameters), {op.id for op in ops})
         if self._shard == "parameters":
             return self._sharded_backward(chunk, ops, inserted, what)
@@ -92,6 +96,11 @@ class Passes:
     def _accumulates(self, what: Pass) -> bool:
         """Whether gradients are added to those of an earlier micro-batch."""
         return not what.first and not self._scatters_always
+
+    @property
+    def _sums_wide(self) -> bool:
+        """Whether FSDP sums gradients over micro-batches in fp32 before it scatters them."""
+        return self._shard == "parameters" and not self._scatters_always and self.plan.fsdp.reduce_dtype == "fp32"
 
     def _scatters(self, what: Pass) -> bool:
         """Whether fully sharded gradients leave the rank in this pass."""
@@ -147,7 +156,9 @@ class Passes:
         _join(inserted, after, present)
         scatters = self._scatters(what)
         if scatters:
-            _join(inserted, self._returned(gradient_scatters(units, self.groups, self.plan.fsdp), what), present)
+            summed = self._sums_wide and not what.first
+            packed = gradient_scatters(units, self.groups, self.plan.fsdp, summed=summed)
+            _join(inserted, self._returned(packed, what), present)
         if blocking:
             before, inserted = waited_for(before), waited_for(inserted)
         run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)

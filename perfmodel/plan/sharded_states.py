@@ -14,11 +14,12 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from perfmodel.config.plan import Fsdp
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph, Op, Parameter, TensorSpec
+from perfmodel.graph import ITEMSIZE_BYTES, Graph, Op, Parameter, TensorSpec
 from perfmodel.plan.events import Collective, CollectiveOp, Event, op_event
 from perfmodel.plan.layout import Shard, local_spec
 from perfmodel.plan.runs import NO_INSTANCE
@@ -28,6 +29,10 @@ from perfmodel.plan.stages import find_blocks
 UNIT_STORAGE = 1 << 45  # storages of gathered parameters: this plus the unit's number
 GRADIENT_STORAGE = 1 << 46  # and of gradients on their way to their shards
 ANEW_STORAGE = 1 << 54  # and of what a CPU copies them to
+
+WIDE = "float32"  # the type of sums with `reduce_dtype: fp32`
+WIDE_STORAGE = 1 << 55  # storages of those sums: this plus the parameter's tensor id
+MAX_SUMS = 8192  # parameters whose sums are remembered: the same op object is priced once
 
 Inserted = dict[int, list[Event]]
 
@@ -61,17 +66,21 @@ class Unit:
         return self.parameters[0].tensor.dtype
 
 
-def units_of(graph: Graph, wrap: Sequence[str] = (), experts: Collection[str] = ()) -> tuple[Unit, ...]:
+def units_of(
+    graph: Graph, wrap: Sequence[str] = (), experts: Collection[str] = (), *, divides: bool = True
+) -> tuple[Unit, ...]:
     """The units of a model in forward order, then the rest: its blocks, or the modules whose paths end as `wrap` says.
 
     The modules of the parameters named in `experts` are units of their own, as torchtitan's parallelisation of experts makes.
+    A part of a model that has no blocks is one unit: it does not divide.
 
     Raises InfeasiblePlanError if it has no numbered blocks, or a pattern finds no module.
     """
     of_path: dict[str, list[Parameter]] = {}
     rest: list[Parameter] = []
     apart = {name.rpartition(".")[0] for name in experts}
-    paths = (_wrapped(graph, wrap) if wrap else _block_paths(graph)) | apart
+    blocks = (_wrapped(graph, wrap) if wrap else _block_paths(graph)) if divides else set()
+    paths = blocks | apart
     for parameter in graph.parameters:
         path = next((p for p in _ancestors(parameter.name) if p in paths), None)
         (rest if path is None else of_path.setdefault(path, [])).append(parameter)
@@ -180,27 +189,76 @@ def backward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> tuple
     return before, after
 
 
-def gradient_scatters(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> Inserted:
+def gradient_scatters(units: Sequence[Unit], groups: Groups, plan: Fsdp, *, summed: bool = False) -> Inserted:
     """Events to insert after backward ops: each unit's gradients packed and scattered once complete.
 
-    With copies of the shards (hybrid sharding) the ranks that hold the same shard then reduce it.
+    With copies of the shards (hybrid sharding) the ranks that hold the same shard then reduce it. `summed`: gradients were
+    added up over micro-batches, in the type in which they are reduced.
     """
     inserted: Inserted = {}
     for unit in units:
         if unit.complete == START:
             continue
         storage = frozenset({GRADIENT_STORAGE + unit.number})
-        events = [op_event(_flat_op("aten.copy_", unit, 1, "backward"), frozenset(), storage)]
+        wide = plan.reduce_dtype == "fp32"
+        packed = _wide_copy(unit, summed=summed) if wide else _flat_op("aten.copy_", unit, 1, "backward")
+        events = [op_event(packed, frozenset(), storage)]
         if plan.version == 1:  # divided by the number of ranks on the stream that reduces
-            events.append(
-                op_event(replace(_flat_op("aten.div_", unit, 1, "backward"), stream="copy"), storage, storage)
-            )
-        scatter = _collective("reduce_scatter", unit, groups, ("backward", "gradients"))
+            divided = _flat_op("aten.div_", unit, 1, "backward")
+            divided = _wider(divided) if wide else divided
+            events.append(op_event(replace(divided, stream="copy"), storage, storage))
+        scatter = _reduced_wide(_collective("reduce_scatter", unit, groups, ("backward", "gradients")), wide)
         events.append(replace(scatter, reads=storage, writes=storage))
         if len(groups.of["copies"]) > 1 and unit.group == "shard":
-            events.append(replace(_reduce_copies(unit, groups), reads=storage, writes=storage))
+            events.append(replace(_reduced_wide(_reduce_copies(unit, groups), wide), reads=storage, writes=storage))
         inserted.setdefault(unit.complete, []).extend(events)
     return inserted
+
+
+def _wide_copy(unit: Unit, *, summed: bool) -> Op:
+    """Gradients packed as fp32, from their own type or from sums that are fp32 already."""
+    op = _flat_op("aten.copy_", unit, 1, "backward")
+    return _wider(op, parts=("self", "src") if summed else ("self",))
+
+
+def _wider(op: Op, parts: Sequence[str] = ("self",)) -> Op:
+    """The op with these inputs and its outputs in fp32."""
+    specs = zip(op.inputs, op.input_names, strict=True)
+    inputs = tuple(replace(spec, dtype=WIDE) if name in parts else spec for spec, name in specs)
+    return replace(op, inputs=inputs, outputs=tuple(replace(spec, dtype=WIDE) for spec in op.outputs))
+
+
+def _reduced_wide(event: Event, wide: bool) -> Event:
+    """The collective in fp32 if `wide`."""
+    collective = event.collective
+    if not wide or collective is None:
+        return event
+    size = collective.bytes // ITEMSIZE_BYTES[collective.dtype] * ITEMSIZE_BYTES[WIDE]
+    return replace(event, collective=replace(collective, bytes=size, dtype=WIDE))
+
+
+def sums_wide(parameters: Iterable[Parameter], *, first: bool) -> Inserted:
+    """Events to insert after backward ops: gradients cast to fp32 in the first micro-batch, added to those sums in others.
+
+    FSDP2's `to_accumulated_grad_if_needed` and `accumulate_unsharded_grad_if_needed`.
+    """
+    inserted: Inserted = {}
+    for p in parameters:
+        if p.grad_op is not None:
+            inserted.setdefault(p.grad_op, []).append(op_event(_sum_wide(p, first=first)))
+    return inserted
+
+
+@lru_cache(maxsize=MAX_SUMS)
+def _sum_wide(parameter: Parameter, *, first: bool) -> Op:
+    at = WIDE_STORAGE + parameter.tensor.id
+    own = replace(parameter.tensor, id=at + 1, storage=at + 1)
+    total = replace(own, id=at, storage=at, dtype=WIDE)
+    name, inputs = ("aten._to_copy", (own,)) if first else ("aten.add_", (total, own))
+    return Op(
+        id=-1, name=name, overload="" if first else "Tensor", inputs=inputs, input_names=("self", "other")[: len(inputs)],
+        outputs=(total,), module=parameter.name.rpartition(".")[0], phase="backward",
+    )  # fmt: skip
 
 
 def _reduce_copies(unit: Unit, groups: Groups) -> Event:

@@ -18,6 +18,7 @@ from perfmodel.plan.segments import Groups
 from perfmodel.plan.sharded_states import Unit, units_of
 from perfmodel.plan.stages import Stage, cut
 from perfmodel.plan.tensor_parallel import tensor_parallel
+from perfmodel.plan.v_schedule import rank_of, virtual_of
 
 Group = tuple[int, ...]
 MAX_GROUPS = 512  # of rank classes, remembered
@@ -45,7 +46,8 @@ class Spread:
 
     def __init__(self, graph: Graph, plan: PlanSpec, mesh: Mesh) -> None:
         self.plan, self.mesh = plan, mesh
-        self.n_stages, self.n_chunks = mesh.size("pp"), plan.pipeline.chunks
+        self.n_stages, self.n_chunks = mesh.size("pp"), plan.pipeline.n_chunks
+        self.is_v = plan.pipeline.schedule == "zero_bubble_v"
         tp, cp, ep = mesh.size("tp"), mesh.size("cp"), mesh.size("ep")
         # What follows from a graph keeps its own facts with it: an autotuner that tries many meshes finds them again.
         routed = facts_of(graph)
@@ -64,6 +66,7 @@ class Spread:
             ("stages", n_cuts, plan.pipeline.blocks), partial(self._parts, n_cuts)
         )
         self.stages = tuple(part.stage for part in self.parts)
+        self._check_ends()
         self.n_shards = self._shards()
         self.n_expert_shards = self.n_shards if ep == 1 else mesh.size(*EXPERT_REPLICAS)
         self.experts: frozenset[str] = frozenset()  # names of the parameters that are a part of the experts
@@ -75,6 +78,14 @@ class Spread:
         if n_cuts > 1:
             return tuple(_chunk(part) for part in cut(self.local, n_cuts, self.plan.pipeline.blocks))
         return (_chunk(Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=())),)
+
+    def _check_ends(self) -> None:
+        tied = sorted({parameter.name for stage in self.stages for parameter in stage.shared})
+        if self.is_v and tied:
+            raise InfeasiblePlanError(
+                f"pipeline.schedule: found zero_bubble_v with {tied[0]} on the first and the last part, allowed with a head "
+                "of its own: the authors' Megatron-LM has no V with tied embeddings (untie_embeddings_and_output_weights)"
+            )
 
     def _shards(self) -> int:
         """Ranks over which states are divided, where they are."""
@@ -93,11 +104,24 @@ class Spread:
 
     def chunks(self, stage: int) -> list[Chunk]:
         """The chunks of a rank at a stage, in the order of the model."""
-        return [self.parts[stage + c * self.n_stages] for c in range(self.n_chunks)]
+        return [self.parts[self.virtual(stage, chunk)] for chunk in range(self.n_chunks)]
+
+    def virtual(self, stage: int, chunk: int) -> int:
+        """Which part of the model, in its order, a rank's chunk is."""
+        if self.is_v:
+            return virtual_of(stage, chunk, self.n_stages)
+        return stage + chunk * self.n_stages
+
+    def stage_of(self, virtual: int) -> int:
+        """The stage whose ranks have a part of the model."""
+        if self.is_v:
+            return rank_of(virtual, self.n_stages)
+        return virtual % self.n_stages
 
     def steps(self, stage: int) -> tuple[Step, ...]:
         """What a rank at a stage runs, in order."""
-        return schedule(self.plan.pipeline.schedule, stage, self.n_stages, self.plan.n_micro, self.n_chunks)
+        pipeline, n_micro = self.plan.pipeline, self.plan.n_micro
+        return schedule(pipeline.schedule, stage, self.n_stages, n_micro, self.n_chunks, pipeline.group_size)
 
     def units(self, stage: int) -> list[Unit]:
         """The FSDP units of a stage's chunks."""
@@ -156,4 +180,6 @@ def _chunk(stage: Stage) -> Chunk:
 
 def units_in(chunk: Chunk, wrap: tuple[str, ...], experts: frozenset[str] = frozenset()) -> tuple[Unit, ...]:
     """The FSDP units of a chunk, found once; the parameters of `experts` are units of their own."""
-    return chunk.facts.derived(("units", wrap, experts), partial(units_of, chunk.graph, wrap, experts))
+    return chunk.facts.derived(
+        ("units", wrap, experts), partial(units_of, chunk.graph, wrap, experts, divides=chunk.stage.has_blocks)
+    )

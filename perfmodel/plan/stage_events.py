@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,9 @@ from perfmodel.plan.stages import Stage, optimizer_of
 CLASS_STRIDE = 1 << 28  # instance numbers of one stage's own collectives
 BETWEEN = 1 << 40  # instance numbers of what stages send each other start here
 FLAT_GRADIENTS = (1 << 41) - 1  # storage of gradients that are reduced all at once
+_OTHER_SIDE: dict[Stream, Stream] = {
+    "send_next": "send_prev", "send_prev": "send_next", "recv_prev": "recv_next", "recv_next": "recv_prev",
+}  # fmt: skip
 FLAT_PARAMETERS = 1 << 49  # storages of updated parameters that come from the host
 
 
@@ -33,6 +37,8 @@ class StageWriter:
         self.program = Program(first_instance=stage * CLASS_STRIDE)
         self.spans: list[tuple[int, int]] = []  # of each step: index of its first event, and of the first after it
         self.transfers: dict[tuple[int, int], tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = {}
+        self.received: dict[tuple[str, int, int], int] = {}  # in a V: event by kind, micro-batch and cut
+        self.incoming: dict[int, deque[tuple[Step, int]]] = {}
         self.groups = spread.groups(stage, rank)
         self.passes = Passes(plan=spread.plan, groups=self.groups, n_stages=spread.n_stages, experts=spread.experts)
 
@@ -57,34 +63,70 @@ class StageWriter:
 
     def _run(self, step: Step, run: Segment) -> None:
         """A pass between what it receives and what it sends on; gradients of weights stay where they are."""
-        virtual = self.stage + step.chunk * self.spread.n_stages
-        last = len(self.spread.stages) - 1
+        virtual = self.spread.virtual(self.stage, step.chunk)
         begin = self.program.n_events
         received = None
-        if step.kind == "forward" and virtual > 0:
-            received = self._transfer("recv_prev", virtual - 1, step)
-        elif step.kind == "backward" and virtual < last:
-            received = self._transfer("recv_next", virtual, step)
+        if step.kind == "forward" and self._is_cut(virtual - 1):
+            received = self._receive("recv_prev", virtual - 1, step)
+        elif step.kind == "backward" and self._is_cut(virtual):
+            received = self._receive("recv_next", virtual, step)
         self.program.extend(run, after=received)
         if self.plan.pipeline.host_sync:
             self.program.add(op_event(_PASS_END), after_compute=False)
-        if step.kind == "forward" and virtual < last:
-            self._transfer("send_next", virtual, step)
-        elif step.kind == "backward" and virtual > 0:
-            self._transfer("send_prev", virtual - 1, step)
+        if step.kind == "forward" and self._is_cut(virtual):
+            self._transfer(self._side("send_next", virtual), virtual, step)
+        elif step.kind == "backward" and self._is_cut(virtual - 1):
+            self._transfer(self._side("send_prev", virtual - 1), virtual - 1, step)
         self.spans.append((begin, self.program.n_events))
+
+    def _is_cut(self, boundary: int) -> bool:
+        """Whether what crosses from virtual stage `boundary` to the next goes from rank to rank."""
+        last = len(self.spread.stages) - 1
+        return 0 <= boundary < last and self.spread.stage_of(boundary) != self.spread.stage_of(boundary + 1)
+
+    def _side(self, stream: Stream, boundary: int) -> Stream:
+        """The stream to or from the other rank: with a V the neighbour on the other side is next on the way up."""
+        if not self.spread.is_v or boundary < self.spread.n_stages:
+            return stream
+        return _OTHER_SIDE[stream]
+
+    def _receive(self, stream: Stream, boundary: int, step: Step) -> int:
+        """What a pass waits for. In a V a neighbour sends from both chunks, and what it sent before comes before."""
+        if not self.spread.is_v:
+            return self._transfer(stream, boundary, step)
+        peer = self.spread.stage_of(boundary if step.kind == "forward" else boundary + 1)
+        wanted = (step.kind, step.micro, boundary)
+        while wanted not in self.received:
+            sent, sent_boundary = self._incoming(peer).popleft()
+            side = self._side("recv_prev" if sent.kind == "forward" else "recv_next", sent_boundary)
+            self.received[sent.kind, sent.micro, sent_boundary] = self._transfer(side, sent_boundary, sent)
+        return self.received[wanted]
+
+    def _incoming(self, peer: int) -> deque[tuple[Step, int]]:
+        """What a stage sends to this one and has not been received: step and cut, in the order in which it is sent."""
+        if peer not in self.incoming:
+            found = ((s, self.spread.virtual(peer, s.chunk)) for s in self.spread.steps(peer) if s.kind != "weight")
+            cuts = ((s, virtual if s.kind == "forward" else virtual - 1) for s, virtual in found)
+            self.incoming[peer] = deque(
+                (s, cut)
+                for s, cut in cuts
+                if self._is_cut(cut) and self.spread.stage_of(cut + (s.kind == "forward")) == self.stage
+            )
+        return self.incoming[peer]
 
     def _transfer(self, stream: Stream, boundary: int, step: Step) -> int:
         """The rank's side of what crosses the cut after virtual stage `boundary`, for one micro-batch."""
         part = self.spread.stages[boundary]
         forward = step.kind == "forward"
-        ends = (boundary % self.spread.n_stages, (boundary + 1) % self.spread.n_stages)
+        ends = (self.spread.stage_of(boundary), self.spread.stage_of(boundary + 1))
         if not forward:
             part, ends = self.spread.stages[boundary + 1], ends[::-1]
         pair, siblings = self._pairs(ends)
+        whole = part.forward_bytes if forward else part.backward_bytes
+        parts = self._parts()
         collective = Collective(
             op="send_recv",
-            bytes=part.forward_bytes if forward else part.backward_bytes,
+            bytes=-(-whole // parts),
             ranks=pair,
             dtype=part.dtype,
             instance=BETWEEN + ((step.micro * len(self.spread.stages) + boundary) * 2 + forward),
@@ -95,7 +137,29 @@ class StageWriter:
         event = Event(
             stream=stream, phase="forward" if forward else "backward", collective=collective, host_waits=waits
         )
-        return self.program.add(event, after_compute=stream.startswith("send"))
+        index = self.program.add(event, after_compute=stream.startswith("send"))
+        return self._gathered(index, event, whole) if parts > 1 and stream.startswith("recv") else index
+
+    def _parts(self) -> int:
+        """Into how many parts the tensor-parallel ranks divide what crosses a cut and all of them have."""
+        divides = self.plan.pipeline.scatter_gather and not self.plan.tensor_parallel.sequence
+        return self.mesh.size("tp") if divides else 1
+
+    def _gathered(self, index: int, received: Event, whole: int) -> int:
+        """What a rank received in part comes together from all of its tensor-parallel group."""
+        if received.collective is None:
+            raise RuntimeError("only what was received is gathered")
+        gather = Collective(
+            op="all_gather",
+            bytes=whole,
+            ranks=self.groups.of["tp"],
+            dtype=received.collective.dtype,
+            instance=self.program.number(),
+            purpose=received.collective.purpose,
+            siblings=self.groups.siblings["tp"],
+        )
+        event = Event(stream="tensor", phase=received.phase, collective=gather, after=(index,))
+        return self.program.add(event, after_compute=False)
 
     def _pairs(self, ends: tuple[int, int]) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
         """The pair of ranks at two stages that this rank is one of, and those of the others of its stage; found once."""
@@ -153,12 +217,12 @@ class StageWriter:
     def _shared_gradients(self) -> None:
         """Tied weights: the stages that have one sum its gradient."""
         for number, chunk in enumerate(self.chunks):
-            virtual = self.stage + number * self.spread.n_stages
+            virtual = self.spread.virtual(self.stage, number)
             for parameter in chunk.stage.shared:
                 stages = sorted(
-                    {v % self.spread.n_stages for v, s in enumerate(self.spread.stages) if parameter.name in _names(s)}
+                    {self.spread.stage_of(v) for v, s in enumerate(self.spread.stages) if parameter.name in _names(s)}
                 )
-                if len(stages) > 1 and virtual % self.spread.n_stages in stages:
+                if len(stages) > 1 and self.spread.stage_of(virtual) in stages:
                     ranks = tuple(self.mesh.neighbour(self.rank, "pp", s) for s in stages)
                     place = [p.name for p in self.spread.local.parameters].index(parameter.name)
                     collective = Collective(

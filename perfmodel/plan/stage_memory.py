@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
 
-from perfmodel.graph import Graph
+from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
 from perfmodel.plan.events import MemoryUse
 from perfmodel.plan.holding import Holding
 from perfmodel.plan.memory import dense_memory
+from perfmodel.plan.sharded_states import WIDE
 from perfmodel.plan.spread import REPLICAS, Spread
 
 GATHERED_UNITS = 2  # of FSDP: one runs while the next is gathered
@@ -23,9 +25,11 @@ def stage_memory(spread: Spread, stage: int) -> MemoryUse:
         one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
         total = _sum(total, replace(one, activations_bytes=0))
     total = _divided(spread, total, stage)
+    activations, summed = stage_holding(spread, stage).peak()
     return replace(
         total,
-        activations_bytes=stage_holding(spread, stage).peak_bytes(),
+        gradients_bytes=total.gradients_bytes + summed,
+        activations_bytes=activations,
         communication_bytes=_buffers(spread, stage),
     )
 
@@ -34,14 +38,33 @@ def stage_holding(spread: Spread, stage: int) -> Holding:
     """What the activations of a rank at a stage hold over its schedule.
 
     A micro-batch keeps what its forward leaves for its backward; a pass also needs what a pass of one micro-batch alone has
-    at its peak beyond that.
+    at its peak beyond that. Stages of FSDP sum a chunk's gradients over its micro-batches, whole, and then scatter them.
     """
-    kept, above = [], []
+    kept, above, summed = [], [], []
     for chunk in spread.chunks(stage):
         one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
-        kept.append(chunk.facts.derived("kept", partial(kept_bytes, chunk.graph)))
-        above.append(max(one.activations_bytes - kept[-1], 0))
-    return Holding(steps=spread.steps(stage), kept_bytes=tuple(kept), above_bytes=tuple(above))
+        left = chunk.facts.derived("kept", partial(kept_bytes, chunk.graph))
+        above.append(max(one.activations_bytes - left, 0))
+        kept.append(left if spread.plan.pipeline.deallocate_outputs else left + chunk.stage.forward_bytes)
+        summed.append(_as_reduced(spread, one.gradients_bytes, chunk.graph.parameters))
+    return Holding(
+        steps=spread.steps(stage),
+        kept_bytes=tuple(kept),
+        above_bytes=tuple(above),
+        summed_bytes=tuple(summed) if _sums_whole(spread) else (),
+    )
+
+
+def _as_reduced(spread: Spread, size_bytes: int, parameters: Sequence[Parameter]) -> int:
+    """Bytes of gradients of the parameters' type in the type in which FSDP sums and scatters them."""
+    if spread.plan.fsdp.reduce_dtype == "own" or not parameters:
+        return size_bytes
+    return size_bytes // parameters[0].tensor.itemsize_bytes * ITEMSIZE_BYTES[WIDE]
+
+
+def _sums_whole(spread: Spread) -> bool:
+    """Whether gradients are divided once a step, after they were summed over micro-batches."""
+    return spread.plan.data_parallel.shard == "parameters" and spread.n_shards > 1 and spread.n_stages > 1
 
 
 def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
@@ -51,8 +74,7 @@ def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
         return total
     over = _shards_of_all(spread, stage)
     total = replace(total, optimizer_bytes=_share(total.optimizer_bytes, over))
-    whole_until_last = shard == "parameters" and spread.n_stages > 1  # stages sum micro-batches before they scatter
-    if shard != "optimizer" and not whole_until_last:
+    if shard != "optimizer":
         total = replace(total, gradients_bytes=_share(total.gradients_bytes, over))
     if shard == "parameters":
         units = spread.units(stage)
@@ -103,6 +125,9 @@ def _buffers(spread: Spread, stage: int) -> int:
     total = sum(p.tensor.bytes for c in spread.chunks(stage) for p in c.graph.parameters)
     if ddp.shard == "parameters":
         largest = max((u.bytes for u in spread.units(stage) if not u.is_root), default=0)
+        if spread.plan.fsdp.reduce_dtype == "fp32":  # of the two one is gathered, one on its way to be reduced
+            widest = _as_reduced(spread, largest, spread.chunks(stage)[0].graph.parameters)
+            return min(total, largest) + widest
         return min(total, GATHERED_UNITS * largest)
     if ddp.shard == "gradients":
         return min(total, 2 * ddp.bucket_cap)

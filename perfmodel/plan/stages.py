@@ -28,6 +28,7 @@ class Stage:
         forward_bytes, backward_bytes: what it sends on after forward and after backward for one micro-batch.
         dtype: element type of what it sends.
         shared: its parameters that another stage has too (tied embeddings).
+        has_blocks: False of a first or last stage that has the embedding or the head alone.
     """
 
     graph: Graph
@@ -35,6 +36,7 @@ class Stage:
     backward_bytes: int
     dtype: str
     shared: tuple[Parameter, ...]
+    has_blocks: bool = True
 
 
 def cut(graph: Graph, n_stages: int, blocks_per_stage: Sequence[int] = ()) -> tuple[Stage, ...]:
@@ -48,15 +50,16 @@ def cut(graph: Graph, n_stages: int, blocks_per_stage: Sequence[int] = ()) -> tu
             f"pipeline.blocks: found {len(blocks_per_stage)} stages with {sum(blocks_per_stage)} blocks in all, allowed "
             f"{n_stages} stages with the {n_blocks} blocks of {path}"
         )
-    if n_blocks < n_stages:
+    if n_blocks < n_stages and not blocks_per_stage:
         raise InfeasiblePlanError(
-            f"pipeline: {n_stages} stages, but {path} has {n_blocks} blocks; allowed at most those"
+            f"pipeline: {n_stages} stages, but {path} has {n_blocks} blocks; allowed at most those, or two more whose first "
+            "and last have none (pipeline.blocks)"
         )
     counts = list(blocks_per_stage) or [
         (i + 1) * n_blocks // n_stages - i * n_blocks // n_stages for i in range(n_stages)
     ]  # fmt: skip
     stage_of_block = [stage for stage, count in enumerate(counts) for _ in range(count)]
-    return _Cut(graph, path, stage_of_block).stages()
+    return _Cut(graph, path, stage_of_block, n_stages).stages()
 
 
 def find_blocks(graph: Graph) -> tuple[str, int]:
@@ -85,9 +88,8 @@ def optimizer_of(graph: Graph, storages: set[int]) -> list[Op]:
 class _Cut:
     """Assigns ops to stages and builds their graphs; `cut` is the only user."""
 
-    def __init__(self, graph: Graph, path: str, stage_of_block: Sequence[int]) -> None:
-        self.graph, self.stage_of_block = graph, stage_of_block
-        self.n_stages = stage_of_block[-1] + 1
+    def __init__(self, graph: Graph, path: str, stage_of_block: Sequence[int], n_stages: int) -> None:
+        self.graph, self.stage_of_block, self.n_stages = graph, stage_of_block, n_stages
         self.block = re.compile(rf"{re.escape(path)}\.(\d+)(?:\.|$)")
         self.kinds = {storage.id: storage.kind for storage in graph.storages}
         self.held = {s for s, kind in self.kinds.items() if kind in ("parameter", "buffer", "optimizer_state")}
@@ -111,6 +113,7 @@ class _Cut:
                     backward_bytes=backward[stage],
                     dtype=dtype,
                     shared=shared,
+                    has_blocks=stage in self.stage_of_block,
                 )
             )
         return tuple(found)

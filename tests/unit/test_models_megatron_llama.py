@@ -124,3 +124,34 @@ def test_adapters_are_divided_with_the_projections_they_stand_beside() -> None:
 def test_adapters_belong_to_megatrons_llama() -> None:
     with pytest.raises(ConfigError, match="lora_rank: found with architecture llama and implementation huggingface"):
         load_model({**MODEL, "lora_rank": 4})
+
+
+def test_separate_projections_compute_the_same_and_keep_less() -> None:
+    """With Llama's own projections the value is no view of a joint one, which would stay alive until backward."""
+    from perfmodel.plan.stage_memory import kept_bytes
+
+    torch.manual_seed(0)
+    joint, apart = MegatronLlama(spec()), MegatronLlama(spec(qkv="separate"))
+    head = WIDTH // HEADS
+    with torch.no_grad():
+        for name, parameter in joint.named_parameters():
+            if "linear_qkv" not in name:
+                apart.get_parameter(name).copy_(parameter)
+        for mine, theirs in zip(apart.layers, joint.layers, strict=True):
+            groups = theirs.self_attention.linear_qkv.weight.view(GROUPS, -1, head, WIDTH)
+            parts = groups.split((HEADS // GROUPS, 1, 1), dim=1)
+            for projection, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
+                getattr(mine.self_attention, projection).weight.copy_(part.reshape(-1, WIDTH))
+    tokens = torch.randint(0, 64, (2, TOKENS))
+    torch.testing.assert_close(apart(tokens), joint(tokens), rtol=1e-4, atol=1e-5)
+    kept = [kept_bytes(trace(build(spec(qkv=qkv, precision="bf16")))) for qkv in ("joint", "separate")]
+    # A layer's joint projection has (heads + 2 groups) x width of (tokens, batch) in bf16; of it the value alone is wanted.
+    over = 2 * TOKENS * (HEADS + GROUPS) * head * 2
+    assert kept[0] - kept[1] == MODEL["layers"] * over
+
+
+def test_separate_projections_belong_to_megatrons_llama_without_adapters() -> None:
+    with pytest.raises(ConfigError, match="qkv: found separate with implementation huggingface"):
+        load_model({**MODEL, "qkv": "separate"})
+    with pytest.raises(ConfigError, match="lora_rank 4, allowed with megatron and without lora_rank"):
+        spec(qkv="separate", lora_rank=4)
