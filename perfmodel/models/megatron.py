@@ -12,7 +12,7 @@ from torch.nn import functional as fn
 
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.blocks import run_blocks
-from perfmodel.models.megatron_ops import VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
+from perfmodel.models.megatron_ops import Apart, VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
 
 HIDDEN_SCORE = -10000.0  # megatron/model/utils.py, attention_mask_func
 
@@ -128,6 +128,33 @@ class MegatronGpt(nn.Module):
         x = self.final_layernorm(x)
         logits = fn.linear(x, self.embedding.word_embeddings.weight)
         return logits.transpose(0, 1).contiguous().view(-1, logits.shape[-1])
+
+
+class ProfiledGpt(MegatronGpt):
+    """The GPT of VIA-Research/vTrain (src/model/gpt_model.py): Megatron's layers, a head with a weight of its own.
+
+    There a tensor-parallel rank has 50257 / ranks rows of the vocabulary, rounded down, and nothing of embedding, head or loss
+    is exchanged: give that number as `vocab_size`, and plans `tensor_parallel.vocabulary_parallel: false`. Its iteration times
+    are sums of what embedding, layers and head take each by itself, so the host waits between them.
+    """
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__(spec)
+        self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) token numbers to (batch, tokens, vocabulary) logits."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0).expand_as(tokens)
+        x = Apart.apply(self.embedding(tokens, positions))  # type: ignore[no-untyped-call]  # torch leaves it open
+        x = Apart.apply(run_blocks(self.layers, x, recompute=self.recompute))  # type: ignore[no-untyped-call]
+        logits: Tensor = self.lm_head(self.final_layernorm(x.transpose(0, 1).contiguous()))
+        return logits
+
+
+def profiled_loss(labels: Tensor, logits: Tensor) -> Tensor:
+    """Cross-entropy as src/trainer.py calls it: of 16-bit logits, their second dimension the classes."""
+    loss: Tensor = fn.cross_entropy(logits, labels)
+    return loss
 
 
 def positions_and_mask(tokens: Tensor) -> tuple[Tensor, Tensor]:

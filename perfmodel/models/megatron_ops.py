@@ -77,6 +77,34 @@ def rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
+@torch.library.custom_op("perfmodel::synchronize", mutates_args=())
+def synchronize(x: Tensor) -> None:
+    """The host waits for the device, as `torch.cuda.synchronize` makes it; recorded under the name of that wait."""
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
+@synchronize.register_fake
+def _(x: Tensor) -> None:
+    return None
+
+
+class Apart(torch.autograd.Function):
+    """The tensor itself; forward and backward, what comes after it is issued when what came before it is done."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Waits, then goes on with a view."""
+        synchronize(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Waits before what the tensor was computed from."""
+        synchronize(gradient)
+        return gradient
+
+
 @bias_gelu.register_fake
 def _(x: Tensor, bias: Tensor) -> Tensor:
     return torch.empty_like(x)

@@ -16,7 +16,7 @@ from perfmodel.models.blocks import masked_token_loss, next_token_loss
 from perfmodel.models.built import CONVERTED, PARAMETER_DTYPE
 from perfmodel.models.gpt2 import Gpt2
 from perfmodel.models.llama import Llama
-from perfmodel.models.megatron import MegatronGpt, vocabulary_loss
+from perfmodel.models.megatron import MegatronGpt, ProfiledGpt, profiled_loss, vocabulary_loss
 from perfmodel.models.megatron_llama import MegatronLlama
 from perfmodel.models.opt import Opt
 
@@ -28,14 +28,17 @@ ARCHITECTURES: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {
     "bert": lambda spec: BertClassifier(spec) if spec.head == "classification" else Bert(spec),
 }
 
-MEGATRON: Mapping[str, Callable[[TransformerSpec], nn.Module]] = {"gpt2": MegatronGpt, "llama": MegatronLlama}
+IMPLEMENTATIONS: Mapping[str, Mapping[str, Callable[[TransformerSpec], nn.Module]]] = {
+    "huggingface": ARCHITECTURES,
+    "megatron": {"gpt2": MegatronGpt, "llama": MegatronLlama},
+    "vtrain": {"gpt2": ProfiledGpt},
+}
 
 
 def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]:
     """BuiltModel fields of a transformer on a device; `seed` draws the tokens where the device holds values."""
     with torch.device(device):
-        known = MEGATRON if spec.implementation == "megatron" else ARCHITECTURES
-        module = known[spec.architecture](spec)
+        module = IMPLEMENTATIONS[spec.implementation][spec.architecture](spec)
         if spec.precision in CONVERTED:
             module = module.to(PARAMETER_DTYPE[spec.precision])
     generator = torch.Generator().manual_seed(seed)
@@ -50,7 +53,9 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
     if spec.architecture == "bert":
         inputs = (tokens, torch.zeros_like(tokens), torch.ones_like(tokens))
     targets: tuple[Tensor, ...] = ()
-    if spec.head != "classification":
+    if spec.implementation == "vtrain":
+        targets = (draw(spec.batch_size, spec.vocab_size, below=spec.tokens),)
+    elif spec.head != "classification":
         targets = (draw(spec.batch_size, spec.tokens, below=spec.vocab_size),)
     if spec.head != "lm":
         targets = (*targets, draw(spec.batch_size, below=2))
@@ -64,8 +69,8 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
 
 
 def _loss_of(spec: TransformerSpec) -> str:
-    if spec.implementation == "megatron":
-        return "vocabulary"
+    if spec.implementation != "huggingface":
+        return "vocabulary" if spec.implementation == "megatron" else "profiled"
     return spec.head if spec.architecture == "bert" else "next_token"
 
 
@@ -80,6 +85,7 @@ def _classification_loss(labels: Tensor, logits: Tensor) -> Tensor:
 _LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "next_token": next_token_loss,
     "vocabulary": vocabulary_loss,
+    "profiled": profiled_loss,
     "lm": masked_token_loss,
     "pretraining": _pretraining_loss,
     "classification": _classification_loss,

@@ -12,7 +12,7 @@ from perfmodel.extract import trace
 from perfmodel.models import build
 from perfmodel.models.built import BuiltModel
 from perfmodel.models.gpt2 import Gpt2
-from perfmodel.models.megatron import MegatronGpt
+from perfmodel.models.megatron import MegatronGpt, ProfiledGpt, profiled_loss
 
 MODEL = {
     "kind": "transformer", "name": "tiny", "architecture": "gpt2", "batch_size": 2, "precision": "fp32", "optimizer": "adamw",
@@ -113,3 +113,42 @@ def test_fp32_scores_are_masked_apart() -> None:
 def test_what_megatron_does_not_have_is_refused(changes) -> None:
     with pytest.raises(ConfigError, match="implementation: found megatron, allowed with"):
         spec(implementation="megatron", **changes)
+
+
+def test_the_profiled_model_is_the_same_network_with_a_head_of_its_own() -> None:
+    torch.manual_seed(0)
+    plain = Gpt2(spec())
+    mine = ProfiledGpt(spec(implementation="vtrain", tied_embeddings=False))
+    mine.load_state_dict(
+        megatron_from(plain).state_dict() | {"lm_head.weight": plain.transformer.wte.weight.detach().clone()}
+    )
+    tokens = torch.randint(0, 64, (2, 16))
+    torch.testing.assert_close(mine(tokens), plain(tokens), rtol=1e-4, atol=1e-5)
+    parts = [mine.lm_head.weight, mine.embedding.word_embeddings.weight]
+    head, embedding = torch.autograd.grad(mine(tokens).square().mean(), parts)
+    tied = torch.autograd.grad(plain(tokens).square().mean(), plain.transformer.wte.weight)[0]
+    torch.testing.assert_close(head + embedding, tied, rtol=1e-3, atol=1e-5)
+
+
+def test_the_profiled_loss_has_tokens_for_classes() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 16, 64), torch.randint(0, 16, (2, 64))
+    expected = -torch.log_softmax(logits, dim=1).gather(1, labels.unsqueeze(1)).mean()
+    torch.testing.assert_close(profiled_loss(labels, logits), expected)
+
+
+def test_the_host_waits_between_embedding_layers_and_head() -> None:
+    ops = trace(build(spec(implementation="vtrain", tied_embeddings=False, precision="bf16"))).ops
+    waits = [op for op in ops if op.name == "perfmodel.synchronize"]
+    assert all(op.host_sync and not op.recompute for op in waits)
+    assert [op.phase for op in waits] == ["forward", "forward", "backward", "backward"]
+    first, second, third, fourth = (op.id for op in waits)
+    layers = [op.id for op in ops if op.module.startswith("layers")]
+    assert all(first < n < second or third < n < fourth for n in layers)
+    head = [op.id for op in ops if op.module == "lm_head"]
+    assert all(second < n < third for n in head)
+
+
+def test_the_profiled_model_has_no_tied_head() -> None:
+    with pytest.raises(ConfigError, match="implementation: found vtrain, allowed with"):
+        spec(implementation="vtrain")
