@@ -31,25 +31,29 @@ class Capture:
 
 
 def captured(
-    events: Sequence[Event], n_kernels: NDArray[np.int64], syncs: BoolArray, input_copies: BoolArray
+    kept_out: BoolArray,
+    n_kernels: NDArray[np.int64],
+    syncs: BoolArray,
+    input_copies: BoolArray,
+    first_event: NDArray[np.int64],
 ) -> Capture:
-    """Stretches between host syncs.
+    """Stretches between host syncs of the events of classes that begin at `first_event`.
 
-    Input copies (new addresses every step), what syncs, and an optimizer that the loop keeps out stay eager.
+    Input copies (new addresses every step), what syncs, and what the loop keeps out (an optimizer) stay eager.
 
     Raises:
         ConfigError: every kernel lies at a host sync, so that nothing can be captured.
     """
-    kept_out = np.array(
-        [event.op is not None and bool(event.op.attrs.get("uncaptured")) for event in events], dtype=bool
-    )
     member = ~(syncs | input_copies | kept_out)
-    opens = member & ~np.concatenate([[False], member[:-1]])
+    follows = np.concatenate([[False], member[:-1]])
+    follows[first_event[:-1]] = False
+    opens = member & ~follows
     stretch = np.cumsum(opens) - 1
     nodes = np.bincount(stretch[member], weights=n_kernels[member], minlength=int(opens.sum()))
-    if not nodes.sum():
+    has = np.concatenate([[0.0], np.cumsum(member * n_kernels)])[first_event]
+    if not np.diff(has).all():
         raise ConfigError("mode cuda_graph: nothing can be captured, every kernel waits for the host")
-    replay_s = np.zeros(len(events))
+    replay_s = np.zeros(len(member))
     # A stretch without kernels has nothing to replay.
     replay_s[opens] = np.where(nodes > 0, REPLAY_S + REPLAY_NODE_S * nodes, 0.0)
     return Capture(member=member, replay_s=replay_s)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfmodel.collectives import CollectiveCall, CollectiveEstimate, estimate_collective, estimate_concurrent
 from perfmodel.plan import Collective, Placement
+from perfmodel.plan.columns import collectives_of
 from perfmodel.topology import Topology
 
 Groups = tuple[tuple[int, ...], ...]
@@ -37,7 +38,7 @@ class CollectivePrices:
         found: dict[int, CollectiveEstimate] = {}
         same: dict[tuple[str, int, str, tuple[int, ...], int], CollectiveEstimate] = {}
         for rank_class in placement.classes:
-            for event in rank_class.events:
+            for event in collectives_of(rank_class.events):
                 collective = event.collective
                 if collective is None or collective.instance in found:
                     continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,6 @@ from perfmodel.kernels.host import NO_GRAD_WEIGHT
 from perfmodel.pipeline.capture import Capture, captured
 from perfmodel.pipeline.pricebook import FloatArray, IntArray, Prices
 from perfmodel.pipeline.settings import RunSettings
-from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 from perfmodel.units import PS_PER_S, US_PER_S
 
@@ -48,8 +46,11 @@ class Layout:
         return self.head + self.n_kernels * (1 + self.eager) + self.sync
 
 
-def cuda_layout(events: Sequence[Event], device: Device, prices: Prices, settings: RunSettings) -> Layout:
-    """Tasks of events on a CUDA device. Raises ConfigError for a mode that the model does not allow."""
+def cuda_layout(prices: Prices, device: Device, settings: RunSettings, first_event: IntArray) -> Layout:
+    """Tasks of the events of classes that begin at `first_event` on a CUDA device.
+
+    Raises ConfigError for a mode that the model does not allow.
+    """
     n_kernels = ints(prices.of_events("n_kernels"))
     dispatch_s = floats(prices.of_events("dispatch_s"))
     if not settings.gradients:
@@ -61,10 +62,10 @@ def cuda_layout(events: Sequence[Event], device: Device, prices: Prices, setting
         sync = sync | copies  # the copy itself is the wait; no call of its own
     capture: Capture | None = None
     if settings.mode == "cuda_graph":
-        capture = captured(events, n_kernels, sync > 0, input_copies(prices))
+        capture = captured(_kept_out(prices), n_kernels, sync > 0, input_copies(prices), first_event)
         dispatch_s = np.where(capture.member, 0.0, dispatch_s) + capture.replay_s
     elif settings.mode == "compile":
-        dispatch_s = _compiled_dispatch(prices, n_kernels, dispatch_s)
+        dispatch_s = _compiled_dispatch(prices, n_kernels, dispatch_s, first_event)
     member = np.zeros(len(n_kernels), dtype=bool) if capture is None else capture.member
     launch_s = np.where(member, 0.0, device.host.launch_s)
     return Layout(
@@ -78,7 +79,17 @@ def cuda_layout(events: Sequence[Event], device: Device, prices: Prices, setting
     )
 
 
-def _compiled_dispatch(prices: Prices, n_kernels: IntArray, dispatch_s: FloatArray) -> FloatArray:
+def _kept_out(prices: Prices) -> BoolArray:
+    """Events that the loop keeps out of captured graphs."""
+    columns = prices.columns
+    found = np.zeros(columns.size, dtype=bool)
+    found[columns.op_at] = [bool(op.attrs.get("uncaptured")) for op in columns.ops]
+    return found
+
+
+def _compiled_dispatch(
+    prices: Prices, n_kernels: IntArray, dispatch_s: FloatArray, first_event: IntArray
+) -> FloatArray:
     """Host time beyond launches where compiled code issues the ops: all but inputs, the optimizer and collectives.
 
     Each kernel costs its launcher; the compiled forward and the compiled backward each cost their entry once.
@@ -88,7 +99,8 @@ def _compiled_dispatch(prices: Prices, n_kernels: IntArray, dispatch_s: FloatArr
     forward = np.isin(phase, [PHASES.index("forward"), PHASES.index("loss")]) & is_op
     found = np.where(forward | backward, n_kernels * COMPILED_KERNEL_S, dispatch_s)
     for part in (forward, backward):
-        found[np.flatnonzero(part)[:1]] += COMPILED_GRAPH_S
+        at = np.flatnonzero(part)
+        found[at[np.unique(np.searchsorted(first_event, at, side="right"), return_index=True)[1]]] += COMPILED_GRAPH_S
     return found
 
 

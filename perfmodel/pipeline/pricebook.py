@@ -17,10 +17,11 @@ from perfmodel.kernels import calls_of, host_cost_s, kind_of, price
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
+from perfmodel.plan.columns import EventColumns, SplicedEvents, columns_of, joined
 from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
-MAX_SEQUENCES = 256  # rank classes' events remembered
+MAX_EVENTS = 400_000  # of the sequences remembered, about 400 bytes each with what follows from them
 MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
@@ -31,8 +32,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 # Columns of one row an op or collective, and of one row a kernel.
 ROW_COLUMNS = ("n_kernels", "first_kernel", "dispatch_s", "stream", "phase", "label", "host_sync", "flops", "recompute")
-KERNEL_COLUMNS = ("time_s", "low_s", "high_s", "source", "family", "ideal_s")
-_FLOATS = {"dispatch_s", "time_s", "low_s", "high_s", "ideal_s", "flops"}
+KERNEL_COLUMNS = ("time_s", "low_s", "high_s", "source", "family", "ideal_s", "memory_frac")
+_FLOATS = {"dispatch_s", "time_s", "low_s", "high_s", "ideal_s", "memory_frac", "flops"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +44,17 @@ class Prices:
         rows: for each event by column: `n_kernels` and where they begin in `kernels`, the host's `dispatch_s` (launches
             apart), `stream` number, `phase` (index into PHASES), `label` (index into `names`), `host_sync`, `flops`,
             `recompute`.
-        kernels: by column: `time_s`, `low_s`, `high_s`, `source`, `family` (index into `names`), and `ideal_s`, the time
-            at the datasheet's peak rates.
+        kernels: by column, in the order of the events: `time_s`, `low_s`, `high_s`, `source`, `family` (index into `names`),
+            and `ideal_s`, the time at the datasheet's peak rates.
         names: labels and families by index.
+        columns: the events themselves.
         derived: what follows from the events, their device and the settings alone, found once however often they are priced.
     """
 
     rows: Mapping[str, NDArray[np.generic]]
     kernels: Mapping[str, NDArray[np.generic]]
     names: Sequence[str]
+    columns: EventColumns
     derived: dict[Hashable, Any] = field(default_factory=dict)
 
     def of_events(self, column: str) -> NDArray[np.generic]:
@@ -60,13 +63,24 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedClasses:
+    """Prices of several rank classes on one device: of `whole`, one behind the other, and of each of `parts`.
+
+    Events of class i begin at `first_event[i]` of the whole; the last entry is their number.
+    """
+
+    whole: Prices
+    parts: tuple[Prices, ...]
+    first_event: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Places:
-    """Where a sequence of events finds its prices: rows of its ops, which events those are, and the collectives between."""
+    """Where a sequence of events finds its prices: the row of each of its ops."""
 
     events: Sequence[Event]  # held, so that its identity is not reused
+    columns: EventColumns
     rows: IntArray
-    of_op: IntArray
-    others: tuple[Event, ...]
     derived: dict[Hashable, Any]
 
 
@@ -105,6 +119,7 @@ class PriceBook:
         self._row_of: dict[int, int] = {}
         self._held: list[Op] = []  # keeps identities from being reused
         self._places: dict[int, _Places] = {}  # of sequences to remember, by identity
+        self._n_remembered = 0  # events of those
         self._row_of_kind: dict[tuple[int, bool], int] = {}  # on a CUDA device, where equal ops cost the same
         self._names: dict[str, int] = {}
         self._rows, self._kernels = _Columns(ROW_COLUMNS), _Columns(KERNEL_COLUMNS)
@@ -117,57 +132,89 @@ class PriceBook:
         *,
         remember: bool = False,
     ) -> Prices:
-        """Prices of events; `collectives` maps instances of collectives to estimates.
+        """Prices of the events of one rank class: see `prices_of`."""
+        return self.prices_of([events], collectives, issue_s, remember=remember).parts[0]
 
-        `issue_s` maps some of them to the host's time to ask for one (else that of the device). `remember` a sequence that
-        will be asked for again.
+    def prices_of(
+        self,
+        sequences: Sequence[Sequence[Event]],
+        collectives: Mapping[int, Estimate],
+        issue_s: Mapping[int, float] | None = None,
+        *,
+        remember: bool = False,
+    ) -> PricedClasses:
+        """Prices of sequences of events; `collectives` maps instances of collectives to estimates.
+
+        `issue_s` maps some of them to the host's time to ask for one (else that of the device). `remember` sequences that
+        will be asked for again. On a CPU, where a price depends on what ran before, sequences are priced one by one.
         """
+        if self.device.kind == "cpu" and len(sequences) > 1:
+            raise ValueError("sequences of events on a CPU are priced one by one")
         with self._lock:
-            places = self._places.get(id(events)) or self._place(events, remember=remember)
+            if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
+                self._clear()
+            elif self._n_remembered > MAX_EVENTS:
+                self._places, self._n_remembered = {}, 0
+            places = [self._places.get(id(events)) or self._place(events, remember=remember) for events in sequences]
             return self._prices(places, collectives, issue_s or {})
 
     def _place(self, events: Sequence[Event], *, remember: bool) -> _Places:
-        # On a CPU a price depends on what ran before (what its caches hold), so every sequence is priced as a whole.
-        if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
-            self._clear()
-        known = self._row_of
-        unknown = {id(e.op): e.op for e in events if e.op is not None and id(e.op) not in known}
-        if unknown:
-            self._meet(list(unknown.values()))
-        rows: list[int] = []
-        others: list[Event] = []
-        of_op: list[int] = []
-        for number, event in enumerate(events):
-            if event.op is not None:
-                rows.append(known[id(event.op)])
-                of_op.append(number)
-            else:
-                others.append(event)
-        found = _Places(
-            events=events,
-            rows=np.array(rows, dtype=np.int64),
-            of_op=np.array(of_op, dtype=np.int64),
-            others=tuple(others),
-            derived={},
-        )
+        columns = columns_of(events)
+        if isinstance(events, SplicedEvents):
+            base = self._places.get(id(events.base)) or self._place(events.base, remember=remember)
+            rows = np.concatenate([base.rows, self._rows_of(events.added.columns.ops)])
+        else:
+            rows = self._rows_of(columns.ops)
+        found = _Places(events=events, columns=columns, rows=rows, derived={})
         if remember and self.device.kind == "cuda":
-            if len(self._places) >= MAX_SEQUENCES:
-                self._places = {}
             self._places[id(events)] = found
+            self._n_remembered += columns.size
         return found
 
-    def _prices(self, places: _Places, collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]) -> Prices:
-        ops = self._rows.at(places.rows)
-        n_kernels = ops["n_kernels"].astype(np.int64)
+    def _rows_of(self, ops: Sequence[Op]) -> IntArray:
+        """The row of each op, new ones priced."""
+        known = self._row_of
+        unknown = {id(op): op for op in ops if id(op) not in known}
+        if unknown:
+            self._meet(list(unknown.values()))
+        return np.array([known[id(op)] for op in ops], dtype=np.int64)
+
+    def _prices(
+        self, places: Sequence[_Places], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
+    ) -> PricedClasses:
+        columns = joined([place.columns for place in places])
+        of_ops = self._rows.at(np.concatenate([place.rows for place in places]))
+        more_rows, more_kernels, number = self._of_collectives(columns.collectives, collectives, issue_s)
+        rows = {name: np.empty(columns.size, dtype=column.dtype) for name, column in of_ops.items()}
+        for name, column in rows.items():
+            column[columns.op_at] = of_ops[name]
+            column[columns.collective_at] = more_rows[name][number]
+        n_kernels = rows["n_kernels"].astype(np.int64)
         begins = np.cumsum(n_kernels) - n_kernels
-        taken = np.repeat(ops["first_kernel"].astype(np.int64) - begins, n_kernels) + np.arange(int(n_kernels.sum()))
-        ops["first_kernel"] = begins
-        kernels = self._kernels.at(taken)
-        if places.others:
-            more_rows, more_kernels = self._of_collectives(places.others, collectives, issue_s, len(taken))
-            ops = _merged(ops, more_rows, places.of_op, len(places.events))
-            kernels = {name: np.concatenate([kernels[name], column]) for name, column in more_kernels.items()}
-        return Prices(rows=ops, kernels=kernels, names=tuple(self._names), derived=places.derived)
+        kernels = self._kernels_of(rows["first_kernel"].astype(np.int64), n_kernels, begins)
+        for name, column in kernels.items():
+            column[begins[columns.collective_at]] = more_kernels[name][number]
+        rows["first_kernel"] = begins
+        first = np.cumsum([0, *(place.columns.size for place in places)])
+        names = tuple(self._names)
+        whole = Prices(rows=rows, kernels=kernels, names=names, columns=columns, derived=places[0].derived)
+        if len(places) == 1:
+            return PricedClasses(whole=whole, parts=(whole,), first_event=first)
+        edges = np.append(begins, len(kernels["time_s"]))[first].tolist()
+        parts = []
+        for i, place in enumerate(places):
+            mine = {name: column[first[i] : first[i + 1]] for name, column in rows.items()}
+            mine["first_kernel"] = mine["first_kernel"] - edges[i]
+            cut = {name: column[edges[i] : edges[i + 1]] for name, column in kernels.items()}
+            parts.append(Prices(rows=mine, kernels=cut, names=names, columns=place.columns, derived=place.derived))
+        return PricedClasses(whole=whole, parts=tuple(parts), first_event=first)
+
+    def _kernels_of(self, first: IntArray, n_kernels: IntArray, begins: IntArray) -> dict[str, NDArray[np.generic]]:
+        """Kernels of events whose kernels begin at `first` of the book and at `begins` of the result."""
+        taken = np.repeat(first - begins, n_kernels) + np.arange(int(n_kernels.sum()))
+        if not self._kernels.size:  # collectives alone, whose kernels stand in no book
+            return _arrays({name: [0.0] * len(taken) for name in KERNEL_COLUMNS})
+        return self._kernels.at(taken)
 
     def _meet(self, ops: Sequence[Op]) -> None:
         """Gives ops their rows: on a CPU each its own, else one to all that cost the same."""
@@ -210,29 +257,40 @@ class PriceBook:
             _append(rows, row)
             parts = [calls] if n_kernels == 1 else [(call,) for call in calls]
             for part, estimate in zip(parts, estimates, strict=True):
-                ideal_s = min(sum(self._ideal_s(call) for call in part), estimate.time_s)
-                _append(kernels, _kernel(estimate, self._name(part[0].family), ideal_s))
+                peak_s, memory_s = (sum(times) for times in zip(*map(self._ideal_s, part), strict=True))
+                ideal_s = min(peak_s, estimate.time_s)
+                memory_frac = memory_s / peak_s if peak_s > 0 else 0.0
+                _append(kernels, _kernel(estimate, self._name(part[0].family), ideal_s, memory_frac))
         self._kernels.extend(kernels)
         self._rows.extend(rows)
 
-    def _ideal_s(self, call: KernelCall) -> float:
-        """Seconds of a kernel at the datasheet's peak rates."""
+    def _ideal_s(self, call: KernelCall) -> tuple[float, float]:
+        """Seconds of a kernel at the datasheet's peak rates, and at that of memory alone."""
         flops_s = call.work.flops / peak_flops_per_s(self.device, call.pipe)
-        return max(flops_s, call.work.bytes / self.device.memory_bytes_per_s)
+        memory_s = call.work.bytes / self.device.memory_bytes_per_s
+        return max(flops_s, memory_s), memory_s
 
     def _of_collectives(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float], first: int
-    ) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
-        """Rows and kernels of collectives, whose kernels are numbered from `first`."""
+        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
+    ) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]], IntArray]:
+        """Rows and kernels of different collectives, and which of them each event is."""
         crowding = max(1.0, self.device.n_processes / self.device.n_sms)
         rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
+        known: dict[tuple[int, str, str, bool], int] = {}
+        numbers: list[int] = []
         for event in events:
             if event.collective is None:
                 raise RuntimeError("an event carries an op or a collective")
-            name, instance = self._name(event.collective.op), event.collective.instance
+            instance = event.collective.instance
+            key = (instance, event.stream, event.phase, event.host_waits)
+            number = known.setdefault(key, len(known))
+            numbers.append(number)
+            if number < len(rows["label"]):
+                continue
+            name = self._name(event.collective.op)
             row = {
                 "n_kernels": 1,
-                "first_kernel": first + len(kernels["time_s"]),
+                "first_kernel": 0,
                 "dispatch_s": crowding * issue_s[instance]
                 if instance in issue_s
                 else collective_dispatch_s(self.device),
@@ -244,14 +302,14 @@ class PriceBook:
                 "recompute": False,
             }
             _append(rows, row)
-            _append(kernels, _kernel(collectives[instance], name, 0.0))
-        return _arrays(rows), _arrays(kernels)
+            _append(kernels, _kernel(collectives[instance], name, 0.0, 0.0))
+        return _arrays(rows), _arrays(kernels), np.array(numbers, dtype=np.int64)
 
     def _name(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
 
-def _kernel(estimate: Estimate, family: int, ideal_s: float) -> dict[str, float]:
+def _kernel(estimate: Estimate, family: int, ideal_s: float, memory_frac: float) -> dict[str, float]:
     return {
         "time_s": estimate.time_s,
         "low_s": estimate.low_s,
@@ -259,6 +317,7 @@ def _kernel(estimate: Estimate, family: int, ideal_s: float) -> dict[str, float]
         "source": int(estimate.source),
         "family": family,
         "ideal_s": ideal_s,
+        "memory_frac": memory_frac,
     }
 
 
@@ -277,16 +336,3 @@ def _type(column: str) -> type[np.generic]:
 
 def _arrays(columns: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.generic]]:
     return {name: np.array(column, dtype=_type(name)) for name, column in columns.items()}
-
-
-def _merged(
-    first: Mapping[str, NDArray[np.generic]], second: Mapping[str, NDArray[np.generic]], at: IntArray, size: int
-) -> dict[str, NDArray[np.generic]]:
-    """Columns with the rows of the first at places `at` and those of the second between them."""
-    is_first = np.zeros(size, dtype=bool)
-    is_first[at] = True
-    merged = {}
-    for name, column in first.items():
-        merged[name] = np.empty(size, dtype=column.dtype)
-        merged[name][is_first], merged[name][~is_first] = column, second[name]
-    return merged

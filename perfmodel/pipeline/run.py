@@ -18,7 +18,7 @@ from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.fuse import fuse_graph
-from perfmodel.pipeline.lower import lower_class
+from perfmodel.pipeline.lower import lower_classes
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.pace import Paces
@@ -32,6 +32,7 @@ from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Placement, RankDevice, place
+from perfmodel.plan.frames import Frames
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.topology import Topology
@@ -79,6 +80,7 @@ class PriceBooks:
 
     def __init__(self) -> None:
         self.collectives = CollectivePrices()
+        self.frames = Frames()
         self.paces = Paces(self.collectives)
         self._processes: dict[str, dict[str, int]] = {}
         self._placements: dict[tuple[int, str, Ranks], tuple[Graph, Placement]] = {}
@@ -251,13 +253,15 @@ def _placed(
     enough = {
         name: device.memory_bytes if settings.check_memory else UNBOUNDED_BYTES for name, device in devices.items()
     }
-    ranks = [RankDevice(device=p.device, memory_bytes=enough[p.device]) for p in topology.ranks]
+    kinds = {name: RankDevice(device=name, memory_bytes=n_bytes) for name, n_bytes in enough.items()}
+    ranks = [kinds[p.device] for p in topology.ranks]
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
         graph = books.fused(graph)
 
     def make() -> Placement:
-        return _with_allocator(place(graph, plan, ranks, advise=advise, distinct=distinct_rows), graph, books, devices)
+        placement = place(graph, plan, ranks, advise=advise, distinct=distinct_rows, frames=books.frames)
+        return _with_allocator(placement, graph, books, devices)
 
     # A predictor asked for the same plan on another machine of such devices has placed it before; floors are asked once.
     return graph, books.placed(graph, plan, ranks, make) if advise else make(), devices
@@ -308,9 +312,15 @@ def lower_placement(
     """The priced program of every rank class."""
     estimates = {instance: found.estimate for instance, found in collectives.items()}
     issue_s = {instance: found.issue_s for instance, found in collectives.items() if found.issue_s}
-    classes = []
+    together: dict[object, list[int]] = {}  # classes by device; on a CPU one by one
     for number, rank_class in enumerate(placement.classes):
-        device = devices[rank_class.device]
-        prices = books.of(device).prices(rank_class.events, estimates, issue_s, remember=True)
-        classes.append(lower_class(rank_class, device, prices, settings, number))
-    return tuple(classes)
+        alone = devices[rank_class.device].kind == "cpu"
+        together.setdefault(number if alone else rank_class.device, []).append(number)
+    found: dict[int, LoweredClass] = {}
+    for numbers in together.values():
+        rank_classes = [placement.classes[number] for number in numbers]
+        device = devices[rank_classes[0].device]
+        events = [rank_class.events for rank_class in rank_classes]
+        priced = books.of(device).prices_of(events, estimates, issue_s, remember=True)
+        found |= zip(numbers, lower_classes(rank_classes, device, priced, settings, numbers), strict=True)
+    return tuple(found[number] for number in range(len(placement.classes)))

@@ -242,7 +242,7 @@ def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
     for lowered in classes:
         derived = lowered.prices.derived
         if "substitutes" not in derived:
-            ops = {id(event.op): event.op for event in lowered.rank_class.events if event.op is not None}
+            ops = {id(op): op for op in lowered.prices.columns.ops}
             derived["substitutes"] = tuple(substitutes(ops.values(), lowered.device))
         found |= dict.fromkeys(derived["substitutes"])
     return list(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from perfmodel.config.plan import EmbeddingPlan
 from perfmodel.config.sharding import Sharding, TablePlacement
 from perfmodel.errors import InfeasiblePlanError, suggest
 from perfmodel.graph import TableAccess
@@ -13,6 +14,20 @@ from perfmodel.units import format_bytes
 MIN_COLUMNS = (
     32  # of a column part, as TorchRec enumerates them (planner/constants.py, MIN_CW_DIM of its first releases)
 )
+
+
+def assign_tables(
+    plan: EmbeddingPlan, tables: Sequence[TableAccess], bytes_per_row: Mapping[str, int], free_bytes: Sequence[int]
+) -> dict[str, TablePlacement]:
+    """Where a plan puts each table, by parameter name. Raises InfeasiblePlanError; the rest as `assign_table_wise`."""
+    if plan.strategy != "explicit" and len(free_bytes) == 1:
+        return {table.parameter: TablePlacement(ranks=(0,), kernel="own") for table in tables}
+    if plan.strategy == "table_wise":
+        owner = assign_table_wise(tables, bytes_per_row, free_bytes)
+        return {name: TablePlacement(ranks=(rank,), kernel="own") for name, rank in owner.items()}
+    if plan.strategy in {"row_wise", "column_wise"}:
+        return assign_uniform(tables, "row_wise" if plan.strategy == "row_wise" else "column_wise", len(free_bytes))
+    return assign_explicit(tables, plan.placement, len(free_bytes))
 
 
 def assign_table_wise(

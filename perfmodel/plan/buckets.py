@@ -28,35 +28,58 @@ def assign_buckets(parameters: Sequence[Parameter], first_cap_bytes: int, cap_by
 
     DDP launches bucket i only after bucket i-1, so a bucket's `ready_op` is never before its predecessor's.
     """
-    ready = sorted((p for p in parameters if p.grad_op is not None), key=lambda p: p.grad_op or 0)
-    pending: dict[str, list[Parameter]] = {}
+    return fill_buckets(gradients_in_order(parameters), first_cap_bytes, cap_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """A parameter's gradient: its size and type, and the op after which it is complete."""
+
+    parameter: Parameter
+    bytes: int
+    dtype: str
+    op: int
+
+
+def gradients_in_order(parameters: Sequence[Parameter]) -> tuple[Gradient, ...]:
+    """Gradients in the order in which they become ready."""
+    found = [
+        Gradient(parameter=p, bytes=p.tensor.bytes, dtype=p.tensor.dtype, op=p.grad_op)
+        for p in parameters
+        if p.grad_op is not None
+    ]
+    return tuple(sorted(found, key=lambda gradient: gradient.op))
+
+
+def fill_buckets(gradients: Sequence[Gradient], first_cap_bytes: int, cap_bytes: int) -> tuple[Bucket, ...]:
+    """`assign_buckets` of the parameters of `gradients_in_order`."""
+    pending: dict[str, list[Gradient]] = {}
     pending_bytes: dict[str, int] = {}
-    closed: dict[str, int] = {}
-    groups: list[list[Parameter]] = []
-    for parameter in ready:
-        dtype = parameter.tensor.dtype
-        group = pending.setdefault(dtype, [])
-        group.append(parameter)
-        pending_bytes[dtype] = pending_bytes.get(dtype, 0) + parameter.tensor.bytes
-        cap_now_bytes = first_cap_bytes if closed.get(dtype, 0) == 0 else cap_bytes
-        if pending_bytes[dtype] >= cap_now_bytes:
+    closed: set[str] = set()
+    groups: list[list[Gradient]] = []
+    for gradient in gradients:
+        dtype = gradient.dtype
+        if dtype not in pending:
+            pending[dtype], pending_bytes[dtype] = [], 0
+        pending[dtype].append(gradient)
+        pending_bytes[dtype] += gradient.bytes
+        if pending_bytes[dtype] >= (cap_bytes if dtype in closed else first_cap_bytes):
             groups.append(pending.pop(dtype))
-            del pending_bytes[dtype]
-            closed[dtype] = closed.get(dtype, 0) + 1
+            closed.add(dtype)
     groups += pending.values()
     return _in_launch_order(groups)
 
 
-def _in_launch_order(groups: Sequence[Sequence[Parameter]]) -> tuple[Bucket, ...]:
+def _in_launch_order(groups: Sequence[Sequence[Gradient]]) -> tuple[Bucket, ...]:
     buckets: list[Bucket] = []
     latest = -1
-    for group in sorted(groups, key=lambda g: min(p.grad_op or 0 for p in g)):
-        latest = max(latest, *(p.grad_op or 0 for p in group))
+    for group in sorted(groups, key=lambda gradients: gradients[0].op):  # the first of a group is the first to be ready
+        latest = max(latest, group[-1].op)
         buckets.append(
             Bucket(
-                parameters=tuple(group),
-                bytes=sum(p.tensor.bytes for p in group),
-                dtype=group[0].tensor.dtype,
+                parameters=tuple([gradient.parameter for gradient in group]),
+                bytes=sum([gradient.bytes for gradient in group]),
+                dtype=group[0].dtype,
                 ready_op=latest,
             )
         )

@@ -18,7 +18,7 @@ from perfmodel.plan.events import Collective, Event, op_event
 
 BUCKET_STORAGE = 1 << 41  # storages of buckets: this plus the bucket's number; beyond every storage of a graph
 GRADIENT_STORAGE = 1 << 42  # storages of reduced gradients: this plus the parameter's tensor id
-NARROW_STORAGE = 1 << 43  # storages of compressed buckets: this plus the bucket's number
+NARROW_STORAGE = BUCKET_STORAGE + (1 << 40)  # storages of compressed buckets: this plus the bucket's number
 NARROW = {"fp16": "float16", "bf16": "bfloat16"}  # element types of compression hooks
 MAX_COPIES = 8192  # parameters whose copies are remembered: the same op object is priced once
 
@@ -40,13 +40,20 @@ def bucket_insertions(
     for number, bucket in enumerate(buckets, first):
         for parameter in bucket.parameters:
             if parameter.grad_op is not None:
-                inserted.setdefault(parameter.grad_op, []).append(_copy_in(parameter, number))
+                inserted.setdefault(parameter.grad_op, []).append(copy_in(parameter, number))
     for number, bucket in enumerate(buckets, first):
-        reduce = _all_reduce(bucket, number, ranks, first_instance + number)
-        narrow = NARROW.get(compression)
-        events = [reduce] if narrow in (None, bucket.dtype) else _compressed(bucket, number, reduce, str(narrow))
+        events = reduction(bucket, number, ranks, first_instance + number, compression)
         inserted.setdefault(bucket.ready_op, []).extend(events)
     return inserted
+
+
+def reduction(
+    bucket: Bucket, number: int, ranks: tuple[int, ...], instance: int, compression: str = "none"
+) -> list[Event]:
+    """Events by which a full bucket is reduced: its all-reduce; with `compression`, between casts."""
+    reduce = _all_reduce(bucket, number, ranks, instance)
+    narrow = NARROW.get(compression)
+    return [reduce] if narrow in (None, bucket.dtype) else _compressed(bucket, number, reduce, str(narrow))
 
 
 def copy_back(buckets: Sequence[Bucket], *, as_views: bool, first: int = 0) -> list[Event]:
@@ -55,8 +62,8 @@ def copy_back(buckets: Sequence[Bucket], *, as_views: bool, first: int = 0) -> l
     With views there is nothing to copy, but the compute stream still waits for every bucket: a zero-work op says so.
     """
     if as_views:
-        return [_wait(number) for number in range(first, first + len(buckets))]
-    return [_copy_out(p, number) for number, bucket in enumerate(buckets, first) for p in bucket.parameters]
+        return [bucket_wait(number) for number in range(first, first + len(buckets))]
+    return [copy_out(p, number) for number, bucket in enumerate(buckets, first) for p in bucket.parameters]
 
 
 def _all_reduce(bucket: Bucket, number: int, ranks: tuple[int, ...], instance: int) -> Event:
@@ -106,7 +113,7 @@ def _spec(parameter: Parameter, storage: int) -> TensorSpec:
 
 
 @lru_cache(maxsize=MAX_COPIES)
-def _copies(parameter: Parameter) -> tuple[Op, Op]:
+def copies(parameter: Parameter) -> tuple[Op, Op]:
     """The copies of a gradient into its bucket and back; which bucket is said by the events' storages."""
     gradient = _spec(parameter, GRADIENT_STORAGE + parameter.tensor.id)
     in_bucket = _spec(parameter, BUCKET_STORAGE + parameter.tensor.id)
@@ -138,18 +145,21 @@ def _storages(parameter: Parameter, number: int) -> tuple[frozenset[int], frozen
     return frozenset({GRADIENT_STORAGE + parameter.tensor.id}), frozenset({BUCKET_STORAGE + number})
 
 
-def _copy_in(parameter: Parameter, number: int) -> Event:
+def copy_in(parameter: Parameter, number: int) -> Event:
+    """The event that puts a gradient into its bucket."""
     gradient, bucket = _storages(parameter, number)
-    return op_event(_copies(parameter)[0], gradient, bucket)
+    return op_event(copies(parameter)[0], gradient, bucket)
 
 
-def _copy_out(parameter: Parameter, number: int) -> Event:
+def copy_out(parameter: Parameter, number: int) -> Event:
+    """The event that takes a reduced gradient out of its bucket."""
     gradient, bucket = _storages(parameter, number)
-    return op_event(_copies(parameter)[1], gradient | bucket, gradient)
+    return op_event(copies(parameter)[1], gradient | bucket, gradient)
 
 
 @lru_cache(maxsize=MAX_COPIES)
-def _wait(number: int) -> Event:
+def bucket_wait(number: int) -> Event:
+    """What stands for the compute stream's wait for a bucket whose gradients are views of it: an op without work."""
     storage = BUCKET_STORAGE + number
     spec = TensorSpec(id=storage, shape=(1,), dtype="float32", strides=(1,), storage=storage)
     return op_event(

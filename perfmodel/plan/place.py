@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from perfmodel.config import PlanSpec
 from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import InfeasiblePlanError
@@ -20,13 +22,15 @@ from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan import sharded as sh
 from perfmodel.plan.advice import cheapest_changes, states_of, table_changes, with_advice
-from perfmodel.plan.assign import assign_explicit, assign_table_wise, assign_uniform
-from perfmodel.plan.buckets import Bucket, assign_buckets
+from perfmodel.plan.assign import assign_tables
+from perfmodel.plan.buckets import gradients_in_order
 from perfmodel.plan.buffers import buffer_events
-from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
+from perfmodel.plan.columns import columns_of
+from perfmodel.plan.ddp import accumulate, copies
 from perfmodel.plan.dist import Distinct, dists_of
-from perfmodel.plan.events import Event, MemoryUse, Placement, RankClass, link_events
+from perfmodel.plan.events import Event, MemoryUse, Placement, link_events
 from perfmodel.plan.facts import GraphFacts, facts_of
+from perfmodel.plan.frames import Frame, FramedClass, Frames
 from perfmodel.plan.hybrid import mesh_fits, place_mesh
 from perfmodel.plan.memory import MemoryShortfallError, added, check_memory, dense_memory
 from perfmodel.plan.mesh import mesh_of
@@ -51,13 +55,17 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
-    """What every rank's events are built from. `steps` are forward to backward of each micro-batch, equal on all ranks."""
+    """What every rank's events are built from, DDP's apart.
+
+    `steps` are forward to backward of each micro-batch, equal on all ranks; `after_op` says of each op how many events of the
+    last step stand before what follows it (-1: no part of it).
+    """
 
     facts: GraphFacts
     plan: PlanSpec
     exchange: ex.Exchange
-    buckets: tuple[Bucket, ...]
     steps: tuple[tuple[Event, ...], ...]
+    after_op: tuple[int, ...]
     optimizer: tuple[Event, ...]
     sharded: ShardedTables | None = None
 
@@ -78,18 +86,20 @@ def place(
     *,
     advise: bool = True,
     distinct: Distinct | None = None,
+    frames: Frames | None = None,
 ) -> Placement:
     """Spreads a graph over ranks; `ranks[r]` says what rank r runs on.
 
     A plan that does not fit is refused; with `advise`, with what would make it fit, which takes a while to find.
     `distinct` counts the distinct rows of a table that some samples look up; a plan with `embeddings.dedup` needs it.
+    `frames` are of earlier placements, to use and add to.
 
     Raises:
         InfeasiblePlanError: a table or the rest of the model does not fit a rank, or the plan names tables or ranks that
             do not exist.
     """
     try:
-        return _placed(graph, plan, ranks, distinct)
+        return _placed(graph, plan, ranks, distinct, frames or Frames())
     except MemoryShortfallError as refusal:
         if not advise:
             raise
@@ -100,7 +110,7 @@ def place(
 def _changes(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> list[str]:
     """What would make a plan fit: its tables spread otherwise where it has some, else its states, mesh or recomputation."""
     if graph.tables:
-        return table_changes(plan, lambda p: bool(_placed(graph, p, ranks, distinct).classes))
+        return table_changes(plan, lambda p: bool(_placed(graph, p, ranks, distinct, Frames()).classes))
     devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
     fits = partial(_fits, graph, devices, memory)
     return cheapest_changes(plan, len(ranks), fits, states_of(graph), min(memory))
@@ -110,25 +120,55 @@ def _fits(graph: Graph, devices: Sequence[str], memory_bytes: Sequence[int], pla
     return mesh_fits(graph, plan, devices, memory_bytes)
 
 
-def _placed(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Placement:
+def _placed(
+    graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None, frames: Frames
+) -> Placement:
     if plan.is_mesh:
         return place_mesh(graph, plan, [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks])
     mesh_of(plan.mesh, len(ranks))  # its replicas are the ranks
+    frame = frames.of(graph, plan, ranks, partial(_frame, graph, plan, ranks, distinct))
+    ddp = plan.data_parallel
+    buckets = frame.buckets(ddp)
+    memory = [framed.memory_with(buckets, ddp) for framed in frame.classes]
+    for framed, held in zip(frame.classes, memory, strict=True):
+        check_memory(framed.ranks[0], held, ranks[framed.ranks[0]].memory_bytes)
+    added, flat = frame.added(buckets, ddp), graph.target == "cpu"  # what runs on a CPU is priced in order
+    classes = [framed.rank_class(added, held, flat=flat) for framed, held in zip(frame.classes, memory, strict=True)]
+    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=frame.notes(), n_micro=plan.n_micro)
+
+
+def _frame(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Frame:
     spread = _spread(facts_of(graph), plan, ranks, distinct)
-    classes = []
-    for (device, held, _), members in _rank_classes(spread, ranks).items():
-        memory = _rank_memory(spread, members[0])
-        check_memory(members[0], memory, ranks[members[0]].memory_bytes)
-        classes.append(
-            RankClass(
-                ranks=members,
-                device=device,
-                events=link_events(_rank_events(spread, members[0])),
-                memory=memory,
-                tables=tuple(name for name in held if name != bottom.MODULE),
-            )
-        )
-    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=_notes(spread), n_micro=plan.n_micro)
+    gradients = gradients_in_order(_dense_parameters(spread)) if spread.n_ranks > 1 else ()
+    return Frame(
+        graph=graph,
+        classes=tuple(
+            _framed(spread, device, held, members)
+            for (device, held, _), members in _rank_classes(spread, ranks).items()
+        ),
+        n_ranks=len(ranks),
+        gradients=gradients,
+        copies={id(gradient.parameter): copies(gradient.parameter) for gradient in gradients},
+        first_instance=plan.n_micro * ex.N_EXCHANGES,
+        notes=partial(_notes, spread),
+    )
+
+
+def _framed(spread: _Spread, device: str, held: Sequence[str], members: tuple[int, ...]) -> FramedClass:
+    rank = members[0]
+    before, after = _rank_events(spread, rank)
+    events = link_events([*before, *spread.steps[-1], *after])
+    reached = np.array(spread.after_op, dtype=np.int64)
+    return FramedClass(
+        ranks=members,
+        device=device,
+        events=events,
+        columns=columns_of(events),
+        after_op=np.where(reached < 0, -1, reached + len(before)),
+        end=len(before) + len(spread.steps[-1]),
+        memory=_rank_memory(spread, rank),
+        tables=tuple(name for name in held if name != bottom.MODULE),
+    )
 
 
 def _spread(
@@ -141,7 +181,8 @@ def _spread(
     if tables and plan.embeddings.strategy != "data_parallel":
         dense = dense_memory(facts, frozenset(tables), plan.n_micro)
         free = [rank.memory_bytes - dense.total_bytes for rank in ranks]
-        placed = _placements(plan, tables, facts.table_row_bytes, free)
+        accesses = [found.table for found in tables.values()]
+        placed = assign_tables(plan.embeddings, accesses, facts.table_row_bytes, free)
         if facts.graph.target == "cpu":
             placed = {name: _as_own(where) for name, where in placed.items()}
         if not any(_is_new(facts.graph, where) for where in placed.values()):
@@ -158,8 +199,9 @@ def _spread(
         row_itemsize_bytes=ROW_BYTES[plan.embeddings.row_precision],
     )
     sharded = _sharded(facts, plan, placed, n_ranks, distinct)
-    spread = _Spread(facts=facts, plan=plan, exchange=exchange, buckets=(), steps=(), optimizer=(), sharded=sharded)
-    return _with_steps(spread)
+    return _with_steps(
+        _Spread(facts=facts, plan=plan, exchange=exchange, steps=(), after_op=(), optimizer=(), sharded=sharded)
+    )
 
 
 def _as_own(where: TablePlacement) -> TablePlacement:
@@ -207,20 +249,15 @@ def _sharded(
 
 
 def _with_steps(spread: _Spread) -> _Spread:
-    """With DDP's buckets, and what all ranks do alike."""
-    plan, facts = spread.plan, spread.facts
-    dense_parameters = _dense_parameters(spread)
-    ddp = plan.data_parallel
-    buckets = assign_buckets(dense_parameters, ddp.first_bucket, ddp.bucket_cap) if spread.n_ranks > 1 else ()
+    """With what all ranks do alike."""
+    facts = spread.facts
     gone = frozenset(i for name in spread.shared_out for i in spread.exchange.tables[name].ids)
     skipped = gone | spread.exchange.skipped()
+    steps = [_step_events(spread, micro, skipped) for micro in range(spread.plan.n_micro)]
     return replace(
         spread,
-        buckets=buckets,
-        steps=tuple(
-            tuple(_step_events(spread, buckets if micro == plan.n_micro - 1 else (), micro, skipped))
-            for micro in range(plan.n_micro)
-        ),
+        steps=tuple(tuple(events) for events, _ in steps),
+        after_op=tuple(steps[-1][1]),
         optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
     )
 
@@ -245,25 +282,11 @@ def _dense_parameters(spread: _Spread) -> list[Parameter]:
     return [p for p in spread.facts.graph.parameters if p.name not in gone and not (alone and p.name.startswith(alone))]
 
 
-def _placements(
-    plan: PlanSpec, tables: Mapping[str, TableOps], row_bytes: Mapping[str, int], free: Sequence[int]
-) -> dict[str, TablePlacement]:
-    accesses = [found.table for found in tables.values()]
-    if plan.embeddings.strategy != "explicit" and len(free) == 1:
-        return {name: TablePlacement(ranks=(0,), kernel="own") for name in tables}
-    if plan.embeddings.strategy == "table_wise":
-        owner = assign_table_wise(accesses, row_bytes, free)
-        return {name: TablePlacement(ranks=(rank,), kernel="own") for name, rank in owner.items()}
-    if plan.embeddings.strategy in {"row_wise", "column_wise"}:
-        return assign_uniform(accesses, plan.embeddings.strategy, len(free))
-    return assign_explicit(accesses, plan.embeddings.placement, len(free))
-
-
 def _rank_classes(
     spread: _Spread, ranks: Sequence[RankDevice]
 ) -> dict[tuple[str, tuple[str, ...], tuple[object, ...]], tuple[int, ...]]:
     """Ranks on the same device model that hold equal tables and parts, by (device, tables, parts), in rank order."""
-    classes: dict[tuple[str, tuple[str, ...], tuple[object, ...]], tuple[int, ...]] = {}
+    classes: dict[tuple[str, tuple[str, ...], tuple[object, ...]], list[int]] = {}
     parts: list[tuple[object, ...]] = [()] * len(ranks)
     names: list[tuple[str, ...]] = [()] * len(ranks)
     if spread.sharded is not None:
@@ -272,15 +295,15 @@ def _rank_classes(
     for rank, on in enumerate(ranks):
         held = (*(found.table.parameter for found in spread.exchange.held(rank)), *names[rank])
         key = (on.device, held, parts[rank])
-        classes[key] = (*classes.get(key, ()), rank)
-    return classes
+        classes.setdefault(key, []).append(rank)
+    return {key: tuple(members) for key, members in classes.items()}
 
 
-def _rank_events(spread: _Spread, rank: int) -> list[Event]:
-    """Inputs, lookups, forward, loss and backward of each micro-batch; then the optimizer."""
+def _rank_events(spread: _Spread, rank: int) -> tuple[list[Event], list[Event]]:
+    """Inputs, lookups, forward, loss and backward of each micro-batch; then the optimizer: before the last step, and after."""
     exchange, sharded = spread.exchange, spread.sharded
     inputs = [event for _, event in spread.facts.phase_events["input"]]
-    events: list[Event] = []
+    before, events = list[Event](), list[Event]()
     for micro, step in enumerate(spread.steps):
         events += inputs
         if not micro:
@@ -289,7 +312,10 @@ def _rank_events(spread: _Spread, rank: int) -> list[Event]:
             events += ex.lookup_events(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
             events += sh.lookup_events(sharded, rank, micro)
-        events += step
+        if micro == len(spread.steps) - 1:
+            before, events = events, []
+        else:
+            events += step
         if exchange.owner:
             events += ex.table_backward(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
@@ -297,7 +323,7 @@ def _rank_events(spread: _Spread, rank: int) -> list[Event]:
     events += spread.optimizer
     if sharded is not None:
         events += sh.optimizer_events(sharded, rank)
-    return events + ex.table_optimizer(exchange, rank)
+    return before, events + ex.table_optimizer(exchange, rank)
 
 
 def _buffer_events(spread: _Spread) -> list[Event]:
@@ -307,28 +333,25 @@ def _buffer_events(spread: _Spread) -> list[Event]:
     return buffer_events(spread.facts, tuple(range(spread.n_ranks)))
 
 
-def _step_events(spread: _Spread, buckets: Sequence[Bucket], micro: int, skipped: frozenset[int]) -> Iterator[Event]:
-    """Forward to backward of one micro-batch; gradients are reduced where `buckets` are given (`no_sync` elsewhere)."""
-    exchange, plan = spread.exchange, spread.plan
-    insertions = bucket_insertions(
-        buckets, tuple(range(exchange.n_ranks)), plan.n_micro * ex.N_EXCHANGES, plan.data_parallel.compression
-    )
-    if micro:
-        dense = _dense_parameters(spread)
-        for op_id, added in accumulate(dense).items():
-            insertions[op_id] = [*added, *insertions.get(op_id, ())]
+def _step_events(spread: _Spread, micro: int, skipped: frozenset[int]) -> tuple[list[Event], list[int]]:
+    """Forward to backward of one micro-batch, and `_Spread.after_op` of it."""
+    exchange = spread.exchange
+    adds = accumulate(_dense_parameters(spread)) if micro else {}
+    insertions: dict[int, list[Event]] = {}
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
         insertions.setdefault(exchanged[0], []).extend(exchanged[1])
     if spread.sharded is not None:
         for op_id, event in _exchanged(spread, spread.sharded, micro):
             insertions.setdefault(op_id, []).append(event)
+    events, reached = list[Event](), [-1] * len(exchange.graph.ops)
     for op_id, event in exchange.facts.step_events:
         if op_id not in skipped:
-            yield event
-        if op_id in insertions:
-            yield from insertions[op_id]
-    yield from copy_back(buckets, as_views=plan.data_parallel.gradient_as_bucket_view)
+            events.append(event)
+        events += adds.get(op_id, ())
+        reached[op_id] = len(events)
+        events += insertions.get(op_id, ())
+    return events, reached
 
 
 def _exchanged(spread: _Spread, sharded: ShardedTables, micro: int) -> Iterator[tuple[int, Event]]:
@@ -341,20 +364,18 @@ def _exchanged(spread: _Spread, sharded: ShardedTables, micro: int) -> Iterator[
 
 
 def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
-    """The dense part, this rank's tables with their state, DDP's buckets and the exchanged rows both ways."""
+    """The dense part, this rank's tables with their state, and the exchanged rows both ways; without DDP's buckets."""
     row_bytes = spread.facts.table_row_bytes
     dense = dense_memory(spread.facts, spread.shared_out - {bottom.MODULE}, spread.plan.n_micro)
     held = [found for found in spread.exchange.held(rank) if not found.batch]  # a bottom MLP is in the dense part
     weights = sum(t.table.rows * t.table.dim * t.table.itemsize_bytes for t in held)
     with_state = sum(t.table.rows * row_bytes[t.table.parameter] for t in held)
-    buckets = sum(bucket.bytes for bucket in spread.buckets)
-    as_views = spread.plan.data_parallel.gradient_as_bucket_view
     rows = sum(t.output_bytes for t in held) * spread.n_ranks
     whole = replace(
         dense,
         parameters_bytes=dense.parameters_bytes + weights,
         optimizer_bytes=dense.optimizer_bytes + with_state - weights,
-        communication_bytes=(0 if as_views else buckets) + 2 * rows,
+        communication_bytes=2 * rows,
     )
     return whole if spread.sharded is None else added(whole, shard_memory(spread.sharded, rank))
 
