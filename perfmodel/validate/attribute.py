@@ -16,6 +16,7 @@ import numpy as np
 
 from perfmodel.pipeline.run import Run
 from perfmodel.units import US_PER_S
+from perfmodel.validate.live import LiveSettings, told
 from perfmodel.validate.train import batches, pin_threads, plain_step, real_model, set_up, timed
 
 PROFILED_STEPS = 10
@@ -48,11 +49,12 @@ class ProfiledOps:
     by_name: Mapping[str, tuple[float, float]]
 
 
-def attribute(run: Run, model: Mapping[str, Any], n_threads: int, budget_s: float = 1.0) -> tuple[OpGap, ...]:
+def attribute(run: Run, model: Mapping[str, Any], settings: LiveSettings) -> tuple[OpGap, ...]:
     """Gaps by operator of a one-process CPU prediction, largest first; their sum is the error of the step."""
     predicted = predicted_ops(run)
-    with ProcessPoolExecutor(1, get_context("spawn"), pin_threads, (1,)) as pool:
-        profiled = pool.submit(profile, model, n_threads, budget_s, frozenset(predicted)).result()
+    with told(settings.env), ProcessPoolExecutor(1, get_context("spawn"), pin_threads, (1,)) as pool:
+        given = (model, settings.n_threads, settings.block_s, frozenset(predicted))
+        profiled = pool.submit(profile, *given).result()
     return gaps(predicted, profiled)
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from os import environ
 from pathlib import Path
 from statistics import median
 
 from perfmodel.config import TopologySpec, load_topology
-from perfmodel.kernels.cpu_heap import NO_MAPS, TRIM_FROM
+from perfmodel.kernels.cpu_heap import NEVER_TRIMMED_BYTES, NO_MAPS, TRIM_FROM
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.validate.live_cases import LiveCase
 from perfmodel.validate.run_suite import CaseResult, run_case
@@ -30,12 +31,13 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSettings:
-    """Ranks, threads of each rank, the shipped topology they make, and seconds for one block of steps."""
+    """Ranks, threads of each rank, the shipped topology they make, seconds for one block of steps, and variables of glibc."""
 
     n_ranks: int = 1
     n_threads: int = 2
     topology: str = "cpu"
     block_s: float = 1.0
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 Measure = Callable[[LiveCase, LiveSettings, Prediction, Executor], float]
@@ -43,18 +45,47 @@ Measure = Callable[[LiveCase, LiveSettings, Prediction, Executor], float]
 
 def live_settings(n_cores: int, n_ranks: int) -> LiveSettings:
     """Each rank has an equal part of the cores, at least one."""
-    return LiveSettings(n_ranks=n_ranks, n_threads=max(1, n_cores // n_ranks), topology=live_topology(n_ranks).name)
+    topology = live_topology(n_ranks)
+    return LiveSettings(
+        n_ranks=n_ranks, n_threads=max(1, n_cores // n_ranks), topology=topology.name, env=heap_env(n_ranks)
+    )
 
 
 def live_topology(n_ranks: int) -> TopologySpec:
     """`n_ranks` processes on this machine's CPU, joined by its loopback, with what this process's environment says."""
     plain = load_topology("cpu")
-    heap = {name: environ[name] for name in (NO_MAPS, TRIM_FROM) if name in environ}
-    one = plain.model_copy(update={"env": {**plain.env, **heap}})
+    one = plain.model_copy(update={"env": {**plain.env, **heap_env(n_ranks)}})
     if n_ranks == 1 or one.node is None or one.node.cpus is None:
         return one
     cpus = one.node.cpus.model_copy(update={"ranks": n_ranks})
     return one.model_copy(update={"name": f"cpu_x{n_ranks}", "node": one.node.model_copy(update={"cpus": cpus})})
+
+
+def heap_env(n_ranks: int) -> dict[str, str]:
+    """What glibc is told in live processes: what this process's environment says; else one process keeps its pages.
+
+    With glibc's defaults it is chance whether a step faults on new pages (`kernels.cpu_heap`): what else lies on the heap
+    decides, and a process that has trained another model before hardly ever does.
+    """
+    own = {name: environ[name] for name in (NO_MAPS, TRIM_FROM) if name in environ}
+    if own or n_ranks > 1:
+        return own
+    return {NO_MAPS: "0", TRIM_FROM: str(NEVER_TRIMMED_BYTES)}
+
+
+@contextmanager
+def told(env: Mapping[str, str]) -> Iterator[None]:
+    """Processes that are started inside find `env` in their environment."""
+    before = {name: environ.get(name) for name in env}
+    environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del environ[name]
+            else:
+                environ[name] = value
 
 
 def run_live(
@@ -70,7 +101,10 @@ def run_live(
     predicted: dict[str, Prediction] = {}
     for number in range(ROUNDS):
         # New processes each round: what a round leaves behind (heap, threads) is part of the noise.
-        with ProcessPoolExecutor(settings.n_ranks, get_context("spawn"), pin_threads, (settings.n_ranks,)) as pool:
+        with (
+            told(settings.env),
+            ProcessPoolExecutor(settings.n_ranks, get_context("spawn"), pin_threads, (settings.n_ranks,)) as pool,
+        ):
             for case in cases:
                 if case.name not in predicted:
                     predicted[case.name] = predict(case)
