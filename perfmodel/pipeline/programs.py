@@ -14,16 +14,17 @@ from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH, with_launch_queue
 from perfmodel.sim.program import HOST, ArrayProgram
-from perfmodel.sim.steady import CarryDep
+from perfmodel.sim.steady import CarryRows
 
 
-def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, list[CarryDep]]:
+def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, CarryRows]:
     """The programs behind a bounded launch queue, and what waits across iterations."""
-    carry = [dep for lowered in classes for dep in lowered.carry]
+    carry = CarryRows.of([dep for lowered in classes for dep in lowered.carry])
     programs: list[ArrayProgram] = [lowered.program for lowered in classes]
     if any(_fills_queue(program) for program in programs):
         programs, queued = with_launch_queue(programs, LAUNCH_QUEUE_DEPTH)
-        carry += [dep for dep in queued if dep.distance == 1]
+        is_next = queued.rows[:, 4] == 1
+        carry = CarryRows(np.concatenate([carry.rows, queued.rows[is_next]]))
     return compile_programs(programs), carry
 
 
@@ -33,10 +34,10 @@ class _Known:
 
     derived: tuple[dict[Hashable, Any], ...]
     compiled: Compiled
-    carry: list[CarryDep]
+    carry: CarryRows
 
 
-def recompile_classes(classes: Sequence[LoweredClass], settings: RunSettings) -> tuple[Compiled, list[CarryDep]]:
+def recompile_classes(classes: Sequence[LoweredClass], settings: RunSettings) -> tuple[Compiled, CarryRows]:
     """`compile_classes` of what `lower_class` made under `settings`, unchanged.
 
     Such programs of the same events differ in their times alone, so the rest is kept with what else follows from the events.

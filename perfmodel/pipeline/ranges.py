@@ -20,8 +20,10 @@ from perfmodel.estimate import Source
 from perfmodel.graph import Graph
 from perfmodel.kernels.correction import OTHER_CHIP_WIDENING
 from perfmodel.kernels.transfer import PAGEABLE_FRAC
+from perfmodel.pipeline.joined import by_name, joined
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
+from perfmodel.plan.facts import KINDS, facts_of
 from perfmodel.units import PS_PER_S
 
 # Campaigns on machines with one GPU model differ by 9.8 % at the 80th percentile of shapes (gemm, median of 12 pairs of
@@ -37,13 +39,13 @@ BORROWED = (Source.DERIVED, Source.ROOFLINE)
 BOUND_BY_ARITHMETIC = frozenset({"attention", "conv", "gemm"})
 LINKS = frozenset({"transfer"})  # the host link has a rate of its own
 _BANDWIDTH, _ARITHMETIC, _OWN = range(3)  # shared causes, then the families' own
-_ON_DEVICE = [CATEGORIES.index("kernel"), CATEGORIES.index("copy")]
+_IS_BORROWED = np.array([source in BORROWED for source in Source])
+_IS_ON_DEVICE = np.array([category in ("kernel", "copy") for category in CATEGORIES])
 
 
 def away_s(classes: Sequence[LoweredClass], task: IntArray, length_ps: IntArray, column: str) -> FloatArray:
     """Of each stretch of the path, how far (s) its time may be from what its price says, at the `column` of limits."""
-    time_s = np.concatenate([lowered.tasks.time_s for lowered in classes])[task]
-    other_s = np.concatenate([getattr(lowered.tasks, column) for lowered in classes])[task]
+    time_s, other_s = joined(classes, "time_s")[task], joined(classes, column)[task]
     share = np.divide(length_ps / PS_PER_S, time_s, out=np.zeros_like(time_s), where=time_s > 0)
     found: FloatArray = share * np.abs(other_s - time_s)
     return found
@@ -51,17 +53,15 @@ def away_s(classes: Sequence[LoweredClass], task: IntArray, length_ps: IntArray,
 
 def shared_causes(classes: Sequence[LoweredClass], task: IntArray, cause: IntArray) -> IntArray:
     """What the error of each stretch comes from: its own `cause`, or one that several families share."""
-    shared = np.concatenate([_shared(lowered) for lowered in classes])[task]
+    source, category = joined(classes, "source")[task], joined(classes, "category")[task]
+    kind = by_name(classes, "family", _kind)[task]
+    shared = np.where(_IS_BORROWED[source] & _IS_ON_DEVICE[category], kind, _OWN)
     return np.where(shared == _OWN, cause + _OWN, shared).astype(np.int64)
 
 
-def _shared(lowered: LoweredClass) -> IntArray:
-    tasks = lowered.tasks
-    kind = [
-        _ARITHMETIC if name in BOUND_BY_ARITHMETIC else _OWN if name in LINKS else _BANDWIDTH for name in tasks.names
-    ]
-    is_borrowed = np.isin(tasks.source, [int(source) for source in BORROWED]) & np.isin(tasks.category, _ON_DEVICE)
-    return np.where(is_borrowed, np.array(kind, dtype=np.int64)[tasks.family], _OWN)
+def _kind(family: str) -> int:
+    """The shared cause of borrowed prices of a family."""
+    return _ARITHMETIC if family in BOUND_BY_ARITHMETIC else _OWN if family in LINKS else _BANDWIDTH
 
 
 def together_s(cause: IntArray, family: IntArray, distances: tuple[FloatArray, FloatArray], other_s: float) -> float:
@@ -106,7 +106,8 @@ def feeding_s(graph: Graph, classes: Sequence[LoweredClass]) -> float:
     Training copies its batch in the step. Forward alone, or with backward, is predicted with the batch on the device, but
     whoever times it may copy it within, and from memory that nobody pinned: that is how long the step may take more.
     """
-    n_bytes = sum(storage.bytes for storage in graph.storages if storage.kind == "input" and storage.born < 0)
+    storages = facts_of(graph).storages
+    n_bytes = int(storages["bytes"][(storages["kind"] == KINDS.index("input")) & (storages["born"] < 0)].sum())
     rates = [
         lowered.device.host_link_bytes_per_s * PAGEABLE_FRAC for lowered in classes if lowered.device.kind == "cuda"
     ]

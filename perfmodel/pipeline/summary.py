@@ -12,13 +12,13 @@ from perfmodel.estimate import Source
 from perfmodel.graph import PHASES, Graph
 from perfmodel.kernels.substitutes import substitutes
 from perfmodel.pipeline import ranges
+from perfmodel.pipeline.joined import by_name, joined, sizes
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
-from perfmodel.pipeline.pricebook import IntArray
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import CATEGORIES, HOST_FAMILY, LoweredClass
 from perfmodel.plan import Placement
 from perfmodel.sim import breakdown as sim_breakdown
-from perfmodel.sim.path import critical_stretches
+from perfmodel.sim.path import critical_rows
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
@@ -27,7 +27,8 @@ from perfmodel.units import format_percent, format_time, ps_to_seconds
 LAUNCH_LATENCY = "launch latency"
 SEVERAL = "repeating pattern"  # cause of what one iteration of a pattern of several differs from their mean
 N_TOP_OPS = 20
-DEVICE_CATEGORIES = [CATEGORIES.index(name) for name in ("kernel", "copy", "collective")]
+_IS_DEVICE = np.array([category in ("kernel", "copy", "collective") for category in CATEGORIES])
+_IS_KERNEL = np.array([category in ("kernel", "copy") for category in CATEGORIES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
     path, spread = _path(steady, classes)
     above_s = math.hypot(spread[1], placement.n_micro * ranges.feeding_s(subject.graph, classes))
     parts = sim_breakdown.breakdowns(steady.timeline)
-    host_busy_s = [_host_busy_s(steady.timeline, i) for i in range(len(classes))]
+    host_busy_s = _host_busy_s(steady.timeline)
     # The class that waits least for others is the one the others wait for.
     order = sorted(range(len(classes)), key=lambda i: (parts[i].wait_ps, classes[i].rank_class.ranks))
     flops, model_flops = _flops(classes)
@@ -62,7 +63,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
         iteration_time_s=iteration_s,
         low_s=max(iteration_s - spread[0], 0.0),
         high_s=max(iteration_s + above_s, ranges.slow_host_s(classes, host_busy_s)),
-        ranks=tuple(_rank_summary(steady.timeline, i, classes[i], parts[i]) for i in order),
+        ranks=tuple(_rank_summary(classes[i], parts[i], host_busy_s[i]) for i in order),
         top_ops=_top_ops(classes[order[0]]),
         critical_path=path,
         coverage=_coverage(classes),
@@ -81,7 +82,7 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
     )
 
 
-def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass, parts: sim_breakdown.Breakdown) -> RankSummary:
+def _rank_summary(lowered: LoweredClass, parts: sim_breakdown.Breakdown, host_busy_s: float) -> RankSummary:
     return RankSummary(
         ranks=lowered.rank_class.ranks,
         device=lowered.device.name,
@@ -94,15 +95,19 @@ def _rank_summary(timeline: Timeline, index: int, lowered: LoweredClass, parts: 
             idle_s=ps_to_seconds(parts.idle_ps),
         ),
         hidden_communication_s=ps_to_seconds(parts.hidden_comm_ps),
-        host_busy_s=_host_busy_s(timeline, index),
+        host_busy_s=host_busy_s,
         memory=lowered.rank_class.memory,
         memory_capacity_bytes=lowered.device.memory_bytes,
         tables=lowered.rank_class.tables,
     )
 
 
-def _host_busy_s(timeline: Timeline, index: int) -> float:
-    return ps_to_seconds(sim_breakdown.stream_busy(timeline, index).get(HOST, 0))
+def _host_busy_s(timeline: Timeline) -> list[float]:
+    """Time (s) in which the host works, by class."""
+    compiled = timeline.compiled
+    busy_ps = (timeline.end_ps - timeline.start_ps) * (compiled.stream == HOST)
+    before = np.concatenate([[0], np.cumsum(busy_ps)])[compiled.wiring.offsets]
+    return [ps_to_seconds(spent) for spent in np.diff(before).tolist()]
 
 
 def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathShare, ...], tuple[float, float]]:
@@ -110,12 +115,11 @@ def _path(steady: Steady, classes: Sequence[LoweredClass]) -> tuple[tuple[PathSh
 
     Which errors add up and which in quadrature: see `ranges`.
     """
-    stretches = critical_stretches(steady.timeline)
-    task = np.array(stretches.task, dtype=np.int64)
-    length_ps = np.array(stretches.end_ps, dtype=np.int64) - np.array(stretches.start_ps, dtype=np.int64)
+    task, start_ps, end_ps, _, lag = critical_rows(steady.timeline).T
+    length_ps = end_ps - start_ps
     names = _Names()
-    cause = names.of_classes(classes, "family")[task]
-    cause[np.array(stretches.lag, dtype=bool)] = names.number(LAUNCH_LATENCY)
+    cause = by_name(classes, "family", names.number)[task]
+    cause[lag == 1] = names.number(LAUNCH_LATENCY)
     time_ps = np.bincount(cause, weights=length_ps, minlength=len(names.names))
     is_priced = cause != names.number(LAUNCH_LATENCY)
     sides = ("low_s", "high_s")
@@ -158,23 +162,17 @@ class _Names:
     def number(self, name: str) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
 
-    def of_classes(self, classes: Sequence[LoweredClass], column: str) -> IntArray:
-        """A column of names of all tasks of all classes, by these numbers."""
-        parts = []
-        for lowered in classes:
-            table = np.array([self.number(name) for name in lowered.tasks.names], dtype=np.int64)
-            parts.append(table[getattr(lowered.tasks, column)])
-        return np.concatenate(parts)
-
 
 def _top_ops(lowered: LoweredClass) -> tuple[OpShare, ...]:
     """Device-time consumers of one rank, by op and phase, largest first."""
     tasks, prices = lowered.tasks, lowered.prices
-    device = np.flatnonzero(np.isin(tasks.category, DEVICE_CATEGORIES))
+    device = np.flatnonzero(_IS_DEVICE[tasks.category])
     event = tasks.event[device]
     label = prices.of_events("label")[event].astype(np.int64)
     phase = prices.of_events("phase")[event].astype(np.int64)
-    keys, place = np.unique(label * len(PHASES) + phase, return_inverse=True)
+    key = label * len(PHASES) + phase
+    keys = np.flatnonzero(np.bincount(key))
+    place = np.searchsorted(keys, key)
     time_s = np.bincount(place, weights=tasks.time_s[device], minlength=len(keys))
     worst = np.zeros(len(keys), dtype=np.int64)
     np.maximum.at(worst, place, tasks.source[device])
@@ -199,9 +197,9 @@ def _top_ops(lowered: LoweredClass) -> tuple[OpShare, ...]:
 def _coverage(classes: Sequence[LoweredClass]) -> dict[str, float]:
     """Share of priced time (device and host, weighted by ranks) by source, most trusted first."""
     time_s = np.zeros(len(Source))
-    for lowered in classes:
-        tasks = lowered.tasks
-        spent = np.bincount(tasks.source, weights=tasks.time_s, minlength=len(Source))
+    bins = np.repeat(np.arange(len(classes)) * len(Source), sizes(classes)) + joined(classes, "source")
+    each = np.bincount(bins, weights=joined(classes, "time_s"), minlength=len(classes) * len(Source))
+    for lowered, spent in zip(classes, each.reshape(len(classes), -1), strict=True):
         time_s += spent * len(lowered.rank_class.ranks)
     total_s = float(time_s.sum()) or 1.0
     return {source.label: float(time_s[source]) / total_s for source in Source if time_s[source] > 0}
@@ -229,8 +227,8 @@ def _conditions(settings: RunSettings) -> tuple[str, ...]:
 
 
 def _unmodelled(classes: Sequence[LoweredClass]) -> list[str]:
-    names = set()
-    for lowered in classes:
+    names: set[str] = set()
+    for lowered in classes if (joined(classes, "source") == Source.UNMODELLED).any() else ():
         events = np.unique(lowered.tasks.event[lowered.tasks.source == Source.UNMODELLED])
         names |= {lowered.rank_class.events[i].label for i in events.tolist()}
     return [f"no rule for {name}: priced from its bytes" for name in sorted(names)]
@@ -242,8 +240,7 @@ def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
     for lowered in classes:
         derived = lowered.prices.derived
         if "substitutes" not in derived:
-            ops = {id(op): op for op in lowered.prices.columns.ops}
-            derived["substitutes"] = tuple(substitutes(ops.values(), lowered.device))
+            derived["substitutes"] = tuple(substitutes(lowered.prices.columns.ops, lowered.device))
         found |= dict.fromkeys(derived["substitutes"])
     return list(found)
 
@@ -271,9 +268,8 @@ def _convergence(steady: Steady) -> list[str]:
 def _provenance(classes: Iterable[LoweredClass]) -> Mapping[str, str]:
     """Fit or datasheet behind each kernel family used, by `device/family`."""
     found: dict[str, str] = {}
-    kernels = [CATEGORIES.index("kernel"), CATEGORIES.index("copy")]
     for lowered in classes:
-        families = np.unique(lowered.tasks.family[np.isin(lowered.tasks.category, kernels)])
+        families = np.flatnonzero(np.bincount(lowered.tasks.family[_IS_KERNEL[lowered.tasks.category]]))
         for name in (lowered.tasks.names[i] for i in families.tolist()):
             fit = lowered.device.fits.get(name)
             origin = fit.provenance.get("source", fit.law) if fit else "datasheet roofline"

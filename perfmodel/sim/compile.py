@@ -66,45 +66,67 @@ def compile_programs(programs: Sequence[Program | ArrayProgram]) -> Compiled:
     if not programs:
         raise GraphError("no programs to simulate: at least one rank class is needed")
     parts = [program.arrays() for program in programs]
-    for cls, part in enumerate(parts):
-        _check(cls, part)
     offsets = np.cumsum([0] + [len(part.stream) for part in parts], dtype=np.int64)
-    shift = np.repeat(offsets[:-1], [len(part.dep_index) for part in parts])
-    group, group_ids = _dense_groups(np.concatenate([part.group for part in parts]))
+    cls = np.repeat(np.arange(len(parts)), np.diff(offsets))
+    ids, stream, duration_ps, dep_count, dep_index, dep_lag_ps = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("group", "stream", "duration_ps", "dep_count", "dep_index", "dep_lag_ps")
+    )
+    group, group_ids = _dense_groups(ids)
     group_ptr, group_member = _members(group, len(group_ids))
+    lane = cls * (int(stream.max(initial=0)) - int(stream.min(initial=0)) + 1) + stream - int(stream.min(initial=0))
     wiring = Wiring(
         offsets=offsets,
         group=group,
         group_ids=group_ids,
         group_ptr=group_ptr,
         group_member=group_member,
-        prev=np.concatenate([_previous(part.stream, int(o)) for part, o in zip(parts, offsets[:-1], strict=True)]),
-        dep_ptr=np.concatenate([[0], np.cumsum(np.concatenate([part.dep_count for part in parts]), dtype=np.int64)]),
-        dep_index=np.concatenate([part.dep_index for part in parts]) + shift,
+        prev=_previous(lane),
+        dep_ptr=np.concatenate([[0], np.cumsum(dep_count, dtype=np.int64)]),
+        dep_index=dep_index + np.repeat(offsets[cls], dep_count),
     )
+    if not _is_sound(wiring, cls, (duration_ps, dep_lag_ps)):
+        for number, part in enumerate(parts):
+            _check(number, part)
+    kinds = _kinds(parts, (stream, lane))
     return Compiled(
         programs=tuple(programs),
         wiring=wiring,
-        stream=np.concatenate([part.stream for part in parts]),
-        duration_ps=np.concatenate([part.duration_ps for part in parts]),
-        dep_lag_ps=np.concatenate([part.dep_lag_ps for part in parts]),
-        kind=np.where(group >= 0, COMM, np.concatenate([_kinds(part) for part in parts])),
+        stream=stream,
+        duration_ps=duration_ps,
+        dep_lag_ps=dep_lag_ps,
+        kind=np.where(group >= 0, COMM, kinds),
         order=sweep_order(wiring),
     )
 
 
-def _kinds(part: ArrayProgram) -> IntArray:
-    """What the stream of each task carries."""
-    if not len(part.stream):
-        return part.stream
-    low = int(part.stream.min())
-    present = np.flatnonzero(np.bincount(part.stream - low)) + low
-    table = np.zeros(int(present[-1]) - low + 1, dtype=np.int64)
-    table[present - low] = [KIND_CODES[part.kind(stream)] for stream in present.tolist()]
-    return table[part.stream - low]
+def _kinds(parts: Sequence[ArrayProgram], of_task: tuple[IntArray, IntArray]) -> IntArray:
+    """What the stream of each task carries; `of_task` are its stream, and that stream's number among those of all classes."""
+    stream, lane = of_task
+    present = np.flatnonzero(np.bincount(lane))
+    table = np.zeros(int(present[-1]) + 1 if len(present) else 0, dtype=np.int64)
+    low, width = int(stream.min(initial=0)), int(stream.max(initial=0)) - int(stream.min(initial=0)) + 1
+    table[present] = [KIND_CODES[parts[at // width].kind(at % width + low)] for at in present.tolist()]
+    return table[lane]
+
+
+def _is_sound(wiring: Wiring, cls: IntArray, times_ps: tuple[IntArray, IntArray]) -> bool:
+    """Whether deps point backwards inside their programs, times are not negative, and no class has a group twice."""
+    first = np.repeat(wiring.offsets[cls], np.diff(wiring.dep_ptr))
+    owner = np.repeat(np.arange(wiring.n_tasks), np.diff(wiring.dep_ptr))
+    if (wiring.dep_index >= owner).any() or (wiring.dep_index < first).any():
+        return False
+    if any(times.min(initial=0) < 0 for times in times_ps):
+        return False
+    of_member = cls[wiring.group_member]  # ascending within a group
+    twice = (of_member[1:] == of_member[:-1]) & (
+        wiring.group[wiring.group_member[1:]] == wiring.group[wiring.group_member[:-1]]
+    )
+    return not twice.any()
 
 
 def _check(cls: int, part: ArrayProgram) -> None:
+    """Raises GraphError for what is wrong with a program."""
     owner = np.repeat(np.arange(len(part.stream)), part.dep_count)
     wrong = np.flatnonzero((part.dep_index >= owner) | (part.dep_index < 0))
     if len(wrong):
@@ -125,13 +147,11 @@ def _check(cls: int, part: ArrayProgram) -> None:
 
 def _dense_groups(group: IntArray) -> tuple[IntArray, IntArray]:
     """Groups renumbered from 0 in ascending order of id, -1 where there is none; and the ids."""
-    ids, dense = np.unique(group, return_inverse=True)
-    has_none = bool(len(ids)) and bool((ids == NO_GROUP).any())
-    if not has_none:
-        return dense.astype(np.int64), ids
-    none = int(np.flatnonzero(ids == NO_GROUP)[0])
-    renumbered = np.where(dense == none, -1, dense - (dense > none))
-    return renumbered.astype(np.int64), np.delete(ids, none)
+    at = np.flatnonzero(group != NO_GROUP)
+    ids, dense = np.unique(group[at], return_inverse=True)
+    found = np.full(len(group), -1, dtype=np.int64)
+    found[at] = dense
+    return found, ids
 
 
 def _members(group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
@@ -141,10 +161,11 @@ def _members(group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), member.astype(np.int64)
 
 
-def _previous(stream: IntArray, offset: int) -> IntArray:
-    """Global index of the task before each task on its stream, or -1."""
-    by_stream = np.argsort(stream, kind="stable")
-    previous = np.full(len(stream), -1, dtype=np.int64)
-    same = stream[by_stream[1:]] == stream[by_stream[:-1]]
-    previous[by_stream[1:][same]] = by_stream[:-1][same] + offset
+def _previous(lane: IntArray) -> IntArray:
+    """Index of the task before each task on its lane, a stream of a class, or -1."""
+    # Few lanes fit 16 bits, whose stable sort is by radix.
+    by_lane = np.argsort(lane.astype(np.int16) if lane.max(initial=0) < 2**15 else lane, kind="stable")
+    previous = np.full(len(lane), -1, dtype=np.int64)
+    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    previous[by_lane[1:][same]] = by_lane[:-1][same]
     return previous

@@ -60,13 +60,13 @@ def total(spans: Spans) -> int:
 def divide(layers: Sequence[Spans], begin: int, end: int) -> list[Spans]:
     """Gives each instant of [begin, end) to the first layer that covers it; one more, last, gets what none covers."""
     window = [clip(layer, begin, end) for layer in layers]
-    edges = np.unique(np.concatenate([[begin, end], *(part for layer in window for part in layer)]).astype(np.int64))
+    edges = np.sort(np.concatenate([[begin, end], *(part for layer in window for part in layer)]).astype(np.int64))
+    edges = edges[np.concatenate([[True], edges[1:] > edges[:-1]])]
     free = np.ones(max(len(edges) - 1, 0), dtype=bool)
     shares: list[Spans] = []
     for starts, ends in window:
-        depth = np.zeros(len(edges), dtype=np.int64)
-        np.add.at(depth, np.searchsorted(edges, starts), 1)
-        np.add.at(depth, np.searchsorted(edges, ends), -1)
+        opened, closed = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+        depth = np.bincount(opened, minlength=len(edges)) - np.bincount(closed, minlength=len(edges))
         mine = free & (np.cumsum(depth)[:-1] > 0)
         free &= ~mine
         shares.append(union((edges[:-1][mine], edges[1:][mine])))

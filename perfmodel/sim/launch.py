@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.program import ArrayProgram, IntArray, Program
-from perfmodel.sim.steady import CarryDep
+from perfmodel.sim.steady import CarryRows
 
 # Launches that fit between the host and one device stream before cudaLaunchKernel blocks until a kernel has completed.
 # CUDA does not document it; "about 1000 a stream" is what users measure (stackoverflow.com/questions/53970187, 2018).
@@ -19,7 +19,7 @@ MAX_DISTANCE = 8
 
 def with_launch_queue(
     programs: Sequence[Program | ArrayProgram], depth: int = LAUNCH_QUEUE_DEPTH
-) -> tuple[list[ArrayProgram], list[CarryDep]]:
+) -> tuple[list[ArrayProgram], CarryRows]:
     """Adds the deps by which a host task waits until the kernel launched `depth` earlier on the same stream has ended.
 
     A device task is launched by the last host task among its deps; one without such a dep is not counted. Returns the
@@ -34,7 +34,7 @@ def with_launch_queue(
     if depth < 1:
         raise GraphError(f"launch queue depth {depth}; at least 1 is needed")
     limited: list[ArrayProgram] = []
-    carry: list[CarryDep] = []
+    carry: list[IntArray] = [np.empty((0, 5), dtype=np.int64)]
     for cls, program in enumerate(programs):
         part = program.arrays()
         waits: list[tuple[IntArray, IntArray]] = []
@@ -46,16 +46,20 @@ def with_launch_queue(
             distance = -(-back // n)
             near = distance <= MAX_DISTANCE
             on = kernels[(n * distance - back)[near]]
-            rows = zip(launchers[place[near]].tolist(), on.tolist(), distance[near].tolist(), strict=True)
-            carry += [CarryDep(cls=cls, task=task, on=source, distance=d) for task, source, d in rows]
+            rows = np.zeros((len(on), 5), dtype=np.int64)
+            rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 4] = cls, launchers[place[near]], on, distance[near]
+            carry.append(rows)
         limited.append(_with_deps(cls, part, waits))
-    return limited, carry
+    return limited, CarryRows(np.concatenate(carry))
 
 
 def _launches(part: ArrayProgram) -> list[tuple[IntArray, IntArray]]:
     """Per device stream, the launching host task of each of its kernels, and the kernels, in stream order."""
-    streams, place = np.unique(part.stream, return_inverse=True)
-    is_host = np.array([part.kind(stream) == "host" for stream in streams.tolist()], dtype=bool)[place]
+    low = int(part.stream.min(initial=0))
+    streams = np.flatnonzero(np.bincount(part.stream - low)) + low
+    kinds = np.zeros(int(streams.max(initial=low)) - low + 1, dtype=bool)
+    kinds[streams - low] = [part.kind(stream) == "host" for stream in streams.tolist()]
+    is_host = kinds[part.stream - low]
     owner = np.repeat(np.arange(len(part.stream)), part.dep_count)
     by_host = is_host[part.dep_index]
     launcher = np.full(len(part.stream), -1, dtype=np.int64)

@@ -67,9 +67,16 @@ def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
 
 def critical_stretches(timeline: Timeline) -> Stretches:
     """`critical_path` as columns."""
+    rows = critical_rows(timeline)
+    task, start, end, cause, lag = rows.T.tolist() if len(rows) else ([], [], [], [], [])
+    return Stretches(task, start, end, [CAUSES[code] for code in cause], [bool(one) for one in lag])
+
+
+def critical_rows(timeline: Timeline) -> IntArray:
+    """`critical_path` as rows (global task index, start, end, place of the cause in CAUSES, 1 for a lag)."""
     n = timeline.compiled.n_tasks
     if not n:
-        return Stretches([], [], [], [], [])
+        return np.zeros((0, 5), dtype=np.int64)
     wiring = timeline.compiled.wiring
     arrays = Links(
         ready=timeline.ready_ps,
@@ -92,8 +99,7 @@ def critical_stretches(timeline: Timeline) -> Stretches:
         found = rows.tolist()
         count = walk_loop(Links(*(array.tolist() for array in arrays)), last, timeline.begin_ps, found)
         rows = np.array(found[:count], dtype=np.int64).reshape(-1, 5)
-    task, start, end, cause, lag = rows[::-1].T.tolist() if count else ([], [], [], [], [])
-    return Stretches(task, start, end, [CAUSES[code] for code in cause], [bool(one) for one in lag])
+    return rows[::-1]
 
 
 class Links(NamedTuple):

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import overload
 
 import numpy as np
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled, compile_programs
+from perfmodel.sim.order import Wiring
 from perfmodel.sim.program import NO_GROUP, ArrayProgram, IntArray, Program
 from perfmodel.sim.sweep import Sweeper
 from perfmodel.sim.timeline import Timeline
@@ -35,6 +37,39 @@ class CarryDep:
     on: int
     lag_ps: int = 0
     distance: int = 1
+
+
+class CarryRows(Sequence[CarryDep]):
+    """Carry deps as rows (class, task, on, lag, distance), which a launch queue has many of."""
+
+    def __init__(self, rows: IntArray) -> None:
+        self.rows = rows
+        self._seam: tuple[Wiring, Seam] | None = None
+
+    @staticmethod
+    def of(deps: Sequence[CarryDep]) -> CarryRows:
+        """The rows of carry deps."""
+        rows = [(dep.cls, dep.task, dep.on, dep.lag_ps, dep.distance) for dep in deps]
+        return CarryRows(np.array(rows, dtype=np.int64).reshape(-1, 5))
+
+    def seam(self, compiled: Compiled) -> Seam:
+        """`seam_of` them, found once however the durations of the programs change."""
+        if self._seam is None or self._seam[0] is not compiled.wiring:
+            self._seam = compiled.wiring, _seam_of(compiled, self.rows)
+        return self._seam[1]
+
+    @overload
+    def __getitem__(self, index: int) -> CarryDep: ...
+    @overload
+    def __getitem__(self, index: slice) -> CarryRows: ...
+    def __getitem__(self, index: int | slice) -> CarryDep | CarryRows:
+        if isinstance(index, slice):
+            return CarryRows(self.rows[index])
+        cls, task, on, lag_ps, distance = self.rows[index].tolist()
+        return CarryDep(cls=cls, task=task, on=on, lag_ps=lag_ps, distance=distance)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +192,11 @@ def cycle_of(states: Sequence[IntArray], depth: int) -> int:
 
 def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     """Streams go on where they stopped; carry deps are checked and turned into global indices."""
+    deps = carry_deps if isinstance(carry_deps, CarryRows) else CarryRows.of(carry_deps)
+    return deps.seam(compiled)
+
+
+def _seam_of(compiled: Compiled, rows: IntArray) -> Seam:
     prev = compiled.wiring.prev
     first = np.flatnonzero(prev < 0)
     is_last = np.ones(compiled.n_tasks, dtype=bool)
@@ -164,17 +204,22 @@ def seam_of(compiled: Compiled, carry_deps: Sequence[CarryDep]) -> Seam:
     last = np.flatnonzero(is_last)
     # Every stream of every class has one first task and one last: sorted by stream they meet.
     first, last = first[_by_stream(compiled, first)], last[_by_stream(compiled, last)]
-    rows = [(task, on, 0, 1) for task, on in zip(first.tolist(), last.tolist(), strict=True)]
-    offsets = compiled.wiring.offsets.tolist()
-    for dep in carry_deps:
-        if not 0 <= dep.cls < compiled.n_classes:
-            raise GraphError(f"carry dep {dep}: there are {compiled.n_classes} classes")
-        start, size = offsets[dep.cls], offsets[dep.cls + 1] - offsets[dep.cls]
-        if not (0 <= dep.task < size and 0 <= dep.on < size) or dep.lag_ps < 0 or dep.distance < 1:
-            raise GraphError(f"carry dep {dep}: class {dep.cls} has {size} tasks; lag from 0, distance from 1")
-        rows.append((start + dep.task, start + dep.on, dep.lag_ps, dep.distance))
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return Seam(columns[0], columns[1], columns[2], columns[3])
+    offsets = compiled.wiring.offsets
+    cls, task, on, lag, distance = rows.T
+    strange = np.flatnonzero((cls < 0) | (cls >= compiled.n_classes))
+    if len(strange):
+        raise GraphError(f"carry dep {CarryRows(rows)[int(strange[0])]}: there are {compiled.n_classes} classes")
+    start, size = offsets[cls], np.diff(offsets)[cls]
+    wrong = np.flatnonzero((task < 0) | (task >= size) | (on < 0) | (on >= size) | (lag < 0) | (distance < 1))
+    if len(wrong):
+        dep, n_tasks = CarryRows(rows)[int(wrong[0])], int(size[wrong[0]])
+        raise GraphError(f"carry dep {dep}: class {dep.cls} has {n_tasks} tasks; lag from 0, distance from 1")
+    return Seam(
+        target=np.concatenate([first, start + task]),
+        source=np.concatenate([last, start + on]),
+        lag=np.concatenate([np.zeros_like(first), lag]),
+        distance=np.concatenate([np.ones_like(first), distance]),
+    )
 
 
 def _by_stream(compiled: Compiled, tasks: IntArray) -> IntArray:
