@@ -1,5 +1,6 @@
 """Speed of whole predictions, printed as times and rates. Run with `make bench`; nothing here is a gate."""
 
+import random
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from perfmodel.units import KIBI, format_bytes
 
 pytestmark = pytest.mark.bench
 
+NEW_PLANS = 100
 CAPS = ("ddp", *(f"ddp,bucket_cap={size}MiB" for size in range(10, 60, 5)))
 
 
@@ -22,7 +24,7 @@ CAPS = ("ddp", *(f"ddp,bucket_cap={size}MiB" for size in range(10, 60, 5)))
 def predictor(request):
     """A predictor that has seen the model and its machines."""
     made = Predictor(request.param, "dgx")
-    for plan in CAPS[:3]:
+    for plan in CAPS:
         made.predict(plan)
     return request.param, made
 
@@ -38,6 +40,17 @@ def test_another_plan(benchmark, capsys, predictor):
     plans = cycle([load_plan(text) for text in CAPS])
     benchmark(lambda: made.predict(next(plans)))
     report(benchmark, capsys, f"{name} on 8 ranks, another plan")
+
+
+def test_a_plan_never_placed(benchmark, capsys, predictor):
+    """Every round asks for a bucket size that was never asked for: placed, priced, simulated and explained."""
+    name, made = predictor
+    sizes = random.Random(0).sample(range(2_000, 120_000), 2 * NEW_PLANS)
+    plans = iter(
+        [load_plan(f"ddp,bucket_cap={size}KiB,gradient_as_bucket_view={str(size % 2 == 1).lower()}") for size in sizes]
+    )
+    benchmark.pedantic(lambda: made.predict(next(plans)), rounds=NEW_PLANS, warmup_rounds=10)
+    report(benchmark, capsys, f"{name} on 8 ranks, a plan never placed")
 
 
 def test_another_topology(benchmark, capsys, predictor):
