@@ -81,7 +81,7 @@ def test_steady_state(benchmark, capsys):
 @pytest.mark.parametrize(("n_kernels", "numba"), [(300, False), (300, True), (100_000, True)])
 def test_overlap_engine(benchmark, capsys, n_kernels, numba):
     compiled = compile_programs([data_parallel(n_kernels)] * 8)
-    model = OverlapModel(compute_permille=1100, comm_permille=1300)
+    model = OverlapModel(held=100, traffic=300, memory=500)
     work = lambda: overlapped_with(compiled, model, None, numba=numba)  # noqa: E731 -- one line, used once
     rate(benchmark, capsys, f"overlap engine, 8 ranks, numba {numba}", compiled.n_tasks, work)
 

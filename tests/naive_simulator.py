@@ -1,9 +1,8 @@
 """A deliberately naive simulator: it steps the clock one picosecond at a time and shares no code with the package.
 
-`naive_simulate` returns, per class and task, (ready, start, end), or None if it is not done by the limit. With `slow`,
-(permille of compute, permille of communication), a compute kernel and a collective that run on one rank at the same
-time make progress at 1000 per permille of their own pace; a task ends at the first whole picosecond by which its work is
-done.
+`naive_simulate` returns, per class and task, (ready, start, end), or None if it is not done by the limit. With `slow`, for
+each class and task its (held, traffic, memory) in permille, compute and communication that run on one rank at the same time
+take parts of each other's pace as `sim.overlap` says; a task ends at the first whole picosecond by which its work is done.
 """
 
 from fractions import Fraction
@@ -22,7 +21,7 @@ class Cell:
         return self.start is not None and self.end is None
 
 
-def naive_simulate(programs, slow=(1000, 1000), limit=100_000):
+def naive_simulate(programs, slow=None, limit=100_000):
     rank = [[Cell(program, cls, i) for i in range(len(program.tasks))] for cls, program in enumerate(programs)]
     cells = [cell for row in rank for cell in row]
     for now in range(limit):
@@ -64,12 +63,20 @@ def may_start(cell, row, now):
 
 def pace(cell, rank, cells, slow):
     """Work done in the next picosecond."""
-    if cell.kind == "compute" and runs_on(rank[cell.cls], "comm"):
-        return Fraction(1000, slow[0])
-    if cell.kind == "comm" and any(runs_on(rank[other.cls], "compute") for other in members(cell, cells)):
-        return Fraction(1000, slow[1])
-    return Fraction(1)
+    if slow is None or cell.kind not in ("compute", "comm"):
+        return Fraction(1)
+    lost = 0
+    for mine in members(cell, cells):
+        beside = [other for other in rank[mine.cls] if other.runs and {other.kind, cell.kind} == {"compute", "comm"}]
+        lost = max(lost, sum(taken(cell, other, cells, slow) for other in beside))
+    return 1 - Fraction(min(lost, 900), 1000)
 
 
-def runs_on(row, kind):
-    return any(cell.runs and cell.kind == kind for cell in row)
+def taken(cell, other, cells, slow):
+    """What one task beside it takes from a task's pace, in permille."""
+    share = {
+        each.kind: [max(slow[m.cls][m.index][i] for m in members(each, cells)) for i in range(3)]
+        for each in (cell, other)
+    }
+    contended = share["comm"][1] * share["compute"][2] // 1000
+    return contended + (share["comm"][0] if cell.kind == "compute" else 0)

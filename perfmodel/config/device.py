@@ -38,10 +38,14 @@ class HostSpec(Spec):
 
 
 class OverlapSpec(Spec):
-    """How much longer a compute kernel takes while a collective runs beside it (1.2: a fifth longer), as measured."""
+    """What kernels lose beside collectives over what the shares of multiprocessors and memory say, as measured."""
 
-    compute: Annotated[float, Field(ge=1.0, description="a factor from 1, such as 1.2")]
-    source: str = Field(min_length=1, description="where the figure comes from")
+    scale: Annotated[float, Field(ge=0.0, le=10.0, description="a factor such as 1.25; 0 for no slowdown")]
+    low_frac: Annotated[
+        float, Field(ge=0.0, le=1.0, description="a multiplier for the low end of what is lost, 0 to 1")
+    ]
+    high_frac: Annotated[float, Field(ge=1.0, description="a multiplier for its high end, from 1")]
+    source: str = Field(min_length=1, description="where the figures come from")
 
 
 class DeviceSpec(Spec):

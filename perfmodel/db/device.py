@@ -63,13 +63,28 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What kernels lose beside collectives over what their shares of the device say (`pipeline.contention`).
+
+    `low_frac` and `high_frac` are multipliers for the range of what is lost. The figures here are those of A100, where they
+    were measured; `is_measured` says of the device itself. The range is that of four sorts of collectives in two traces
+    (0.92 to 2.1 times what their shares say), and of other devices half as much again on either side.
+    """
+
+    scale: float = 1.25
+    low_frac: float = 0.5
+    high_frac: float = 2.5
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU or CPU model: datasheet rates, host costs and fits.
 
     `peak_flops_per_s` is keyed by pipe: `fp64`, `fp64_tensor`, `fp32`, `tf32_tensor`, `fp16`, `fp16_tensor`, `bf16`,
     `bf16_tensor`, `fp8_tensor`, `int8_tensor`; dense rates, no sparsity. A missing key means the device has no such
     pipe. `cite` maps each datasheet field to its source. `kernel_floor_s` is the shortest device time of any kernel.
-    `overlap_factor` is how much longer a compute kernel takes beside a collective (1: not known).
+    `overlap` says how compute and communication slow each other.
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
     `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine, whose cores are `host_cores`;
     `keeps_pages` says that its processes never give memory back (`kernels.cpu_heap.keeps_pages`).
@@ -94,7 +109,7 @@ class Device:
     nearest: str
     host: HostCosts
     cite: Mapping[str, str]
-    overlap_factor: float = 1.0
+    overlap: Overlap = Overlap()
     n_processes: int = 1
     n_on_host: int = 1
     host_cores: int = 0

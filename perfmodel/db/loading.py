@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.config.device import DeviceSpec
+from perfmodel.config.device import DeviceSpec, OverlapSpec
 from perfmodel.config.loading import validate
 from perfmodel.config.reading import read_mapping
-from perfmodel.db.device import Device, Fit, HostCosts, shared
+from perfmodel.db.device import Device, Fit, HostCosts, Overlap, shared
 from perfmodel.db.fits import list_fits, read_fit
 from perfmodel.db.inherit import inherit_fits
 from perfmodel.errors import ConfigError, MissingCalibrationError, suggest
@@ -166,9 +166,15 @@ def to_device(spec: DeviceSpec, fits: Mapping[str, Fit] | None = None) -> Device
             source=host.source,
         ),
         cite=spec.cite,
-        overlap_factor=spec.overlap.compute if spec.overlap else 1.0,
+        overlap=_overlap(spec.overlap),
         fits=dict(fits or {}),
     )
+
+
+def _overlap(spec: OverlapSpec | None) -> Overlap:
+    if spec is None:
+        return Overlap()
+    return Overlap(scale=spec.scale, low_frac=spec.low_frac, high_frac=spec.high_frac, is_measured=True)
 
 
 class _FitsOnDisk(Mapping[str, Fit]):

@@ -11,16 +11,20 @@ from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Bounds
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
+from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
 from perfmodel.sim.whatif import without_host, without_network
 from perfmodel.units import PS_PER_S, ps_to_seconds
 
 
 def find_bounds(
-    classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep], *, overlap: bool
+    classes: Sequence[LoweredClass], compiled: Compiled, carry: Sequence[CarryDep], model: OverlapModel | None
 ) -> Bounds:
-    """Bounds of the programs `compiled` of `classes`; on a CPU the host's part of an op stays with the op."""
-    hostless = simulate_with_overlap(classes, without_host(compiled), carry, overlap=overlap).steady
+    """Bounds of the programs `compiled` of `classes`; on a CPU the host's part of an op stays with the op.
+
+    `model` says how compute and communication slow each other.
+    """
+    hostless = simulate_with_overlap(without_host(compiled), carry, model).steady
     free = without_network(without_host(compiled))
     ideal_s = np.concatenate([lowered.tasks.ideal_s for lowered in classes])
     ideal = replace(free, duration_ps=np.minimum(np.rint(ideal_s * PS_PER_S).astype(np.int64), free.duration_ps))

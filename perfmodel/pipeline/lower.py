@@ -70,6 +70,7 @@ def _tasks_of(tasks: Tasks, mine: slice, event: IntArray) -> Tasks:
         low_s=tasks.low_s[mine],
         high_s=tasks.high_s[mine],
         ideal_s=tasks.ideal_s[mine],
+        memory_frac=tasks.memory_frac[mine],
         names=tasks.names,
     )
 

@@ -111,7 +111,7 @@ class Lowering:
         host = self.device.host
         time_s = host_ps / PS_PER_S
         low_s, high_s = host.low_frac * time_s, host.high_frac * time_s
-        ideal_s = np.zeros(self.n_tasks)
+        ideal_s, memory_frac = np.zeros(self.n_tasks), np.zeros(self.n_tasks)
         source = np.full(self.n_tasks, int(Source.FITTED), dtype=np.int64)
         family = np.full(self.n_tasks, len(names) - 1, dtype=np.int64)
         category, kernels, at = self.category, prices.kernels, self.device_task
@@ -122,6 +122,7 @@ class Lowering:
             for column, name in zip(times, ("time_s", "low_s", "high_s", "ideal_s"), strict=True):
                 column[at] = kernels[name]
             family[at], source[at] = kernels["family"], kernels["source"]
+            memory_frac[at] = kernels["memory_frac"]
         return Tasks(
             event=self.event,
             category=category,
@@ -131,6 +132,7 @@ class Lowering:
             low_s=low_s,
             high_s=high_s,
             ideal_s=ideal_s,
+            memory_frac=memory_frac,
             names=names,
         )
 

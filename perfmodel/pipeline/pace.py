@@ -83,7 +83,7 @@ class Paces:
             iteration_ps = _steady_ps(script, lag_ps)
         if iteration_ps is None:
             return None
-        slowed = overlap and any(device.overlap_factor > 1.0 for device in devices)
+        slowed = overlap and placement.n_ranks > 1 and any(device.overlap.scale > 0 for device in devices)
         return Pace(iteration_ps=iteration_ps, is_exact=not slowed)
 
     def _move(self, run: Segment, book: PriceBook, topology: Topology) -> Move:

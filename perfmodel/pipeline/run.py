@@ -16,6 +16,7 @@ from perfmodel.kernels.cpu_heap import keeps_pages
 from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
+from perfmodel.pipeline.contention import overlap_model, with_slowdown
 from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.lower import lower_classes
@@ -193,12 +194,13 @@ def predict_graph(
         collectives,
         lambda alone: lower_placement(placement, alone, collectives, settings, books),
     )
-    overlapped = simulate_with_overlap(classes, compiled, carry, overlap=settings.overlap)
+    model = overlap_model(classes, compiled, collectives, topology) if settings.overlap else None
+    overlapped = simulate_with_overlap(compiled, carry, model)
     steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
-    prediction = summarise(subject, placement, classes, steady)
+    prediction = with_slowdown(summarise(subject, placement, classes, steady), classes, overlapped)
     if settings.bounds:
-        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, overlap=settings.overlap))
+        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, model))
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
     return Run(

@@ -22,7 +22,7 @@ from perfmodel.sim.path import critical_rows
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.timeline import Timeline
-from perfmodel.units import format_percent, format_time, ps_to_seconds
+from perfmodel.units import format_percent, ps_to_seconds
 
 LAUNCH_LATENCY = "launch latency"
 SEVERAL = "repeating pattern"  # cause of what one iteration of a pattern of several differs from their mean
@@ -73,7 +73,6 @@ def summarise(subject: Subject, placement: Placement, classes: Sequence[LoweredC
             *placement.notes,
             *_unmodelled(classes),
             *_substitutes(classes),
-            *(_unknown_slowdown(classes, parts) if subject.settings.overlap else ()),
             *_convergence(steady),
         ),
         provenance=_provenance(classes),
@@ -243,20 +242,6 @@ def _substitutes(classes: Sequence[LoweredClass]) -> list[str]:
             derived["substitutes"] = tuple(substitutes(lowered.prices.columns.ops, lowered.device))
         found |= dict.fromkeys(derived["substitutes"])
     return list(found)
-
-
-def _unknown_slowdown(classes: Sequence[LoweredClass], parts: Sequence[sim_breakdown.Breakdown]) -> list[str]:
-    """GPUs whose compute runs beside communication, and nobody has measured how much that slows it."""
-    hidden_ps: dict[str, int] = {}
-    for lowered, part in zip(classes, parts, strict=True):
-        device = lowered.device
-        if device.kind == "cuda" and device.overlap_factor <= 1.0 and part.hidden_comm_ps > 0:
-            hidden_ps[device.name] = max(hidden_ps.get(device.name, 0), part.hidden_comm_ps)
-    return [
-        f"{name}: how much compute slows beside communication is not measured on this device; none is assumed, "
-        f"though {format_time(ps_to_seconds(longest))} of communication runs beside compute"
-        for name, longest in sorted(hidden_ps.items())
-    ]
 
 
 def _convergence(steady: Steady) -> list[str]:

@@ -32,7 +32,8 @@ class TaskInfo:
 class Tasks:
     """What the tasks of a program stand for, by column: see `TaskInfo`.
 
-    `category` indexes CATEGORIES, `family` indexes `names`; `ideal_s` is the time at datasheet peak rates.
+    `category` indexes CATEGORIES, `family` indexes `names`; `ideal_s` is the time at datasheet peak rates,
+    `memory_frac` how much of that memory takes (of kernels on a GPU; else 0).
     """
 
     event: IntArray
@@ -43,6 +44,7 @@ class Tasks:
     low_s: FloatArray
     high_s: FloatArray
     ideal_s: FloatArray
+    memory_frac: FloatArray
     names: Sequence[str]
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
+from perfmodel.pipeline.contention import overlap_model
 from perfmodel.pipeline.refill import Wires, with_empty_kernels
 from perfmodel.pipeline.run import PriceBooks, Run, predict_graph
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
@@ -25,6 +26,8 @@ from perfmodel.plan.events import MemoryUse
 from perfmodel.plan.memory import added, check_memory
 from perfmodel.sharding.plan import Placements, with_placement
 from perfmodel.sharding.slots import MEMORY_PARTS, Laid, Slots, memory_use
+from perfmodel.sim.compile import Compiled
+from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.program import IntArray
 from perfmodel.topology import Topology
 from perfmodel.units import ps_to_seconds
@@ -163,7 +166,7 @@ class PlanSimulator:
         classes = [number[rank] for rank in laid.order]
         sorts = [laid.sorts[one.rank_class.ranks[0]] for one in run.classes]
         lowered = [_with_empty(one, mine) for one, mine in zip(run.classes, sorts, strict=True)]
-        wires = Wires(lowered, classes, overlap=self.settings.overlap)
+        wires = Wires(lowered, classes, lambda chosen, compiled: self._shares(chosen, compiled, run))
         offsets = wires.compiled.wiring.offsets.tolist()
         kernels: list[int] = []
         launches: list[int] = []
@@ -191,6 +194,10 @@ class PlanSimulator:
             self._filled(template, wires, [laid])[0], wires.duration_ps
         )
         return template if same else replace(template, wires=None)
+
+    def _shares(self, chosen: Sequence[LoweredClass], compiled: Compiled, run: Run) -> OverlapModel | None:
+        """How compute and communication slow each other: the same for every placement of a structure."""
+        return overlap_model(chosen, compiled, run.collectives, self.topology) if self.settings.overlap else None
 
     @staticmethod
     def _fits(template: _Template, laid: Laid) -> bool:

@@ -1,10 +1,11 @@
 """Compute and communication that run on one rank at the same time slow each other: an event engine with rates.
 
-While a rank has a communication task running, its compute kernels make progress at 1000 / compute_permille of their
-pace; while any rank of a collective has a compute kernel running, the collective as a whole makes progress at
-1000 / comm_permille of its own (the slowest member holds back the rest, as in a ring). A member that waits for the
-others slows nothing. Rates change only at starts and ends, and work is counted in 1/permille ps, so everything is
-whole numbers: a task ends at the first picosecond by which its work is done.
+A collective holds multiprocessors, and moves bytes through device memory, which compute kernels want too. While it runs on
+a rank, a compute kernel there loses the share of its pace that the collective `held`, and the product of the collective's
+`traffic` and of how much the kernel lives off memory. The collective loses that product too, on the rank where it is
+largest (the slowest member holds back the rest, as in a ring). Shares of several that run at once add up, to 90 % at most.
+A member that waits for the others slows nothing. Rates change only at starts and ends, and work is counted in 1/1000 ps,
+so everything is whole numbers: a task ends at the first picosecond by which its work is done.
 
 With slowdown, the simulator may answer a shorter task with a longer run: a collective that comes earlier can overlap,
 and so slow, work that it did not touch before.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled, compile_programs
@@ -27,14 +29,20 @@ from perfmodel.sim.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapModel:
-    """How much longer a task takes while it overlaps the other kind, in permille of its own time (1000: no slowdown).
+    """What tasks want of a rank's device while they run, in permille: one value for all tasks, or one per global task index.
 
-    Either may be one value for all tasks or one per global task index (a bandwidth-bound kernel suffers more than a
-    compute-bound one); of a collective's members the largest counts.
+    Attributes:
+        held: of a collective: the share of a compute kernel's pace that its multiprocessors cost.
+        traffic: of a collective: the share of a memory-bound kernel's pace that its traffic costs, and it in turn loses
+            beside one.
+        memory: of a compute kernel: how much of its time it is bound by memory (1000: all of it).
+
+    Of a collective's members the largest shares count. Values of other kinds of tasks are not read.
     """
 
-    compute_permille: int | IntArray = FULL_PACE
-    comm_permille: int | IntArray = FULL_PACE
+    held: int | IntArray = 0
+    traffic: int | IntArray = 0
+    memory: int | IntArray = 0
 
 
 def simulate_overlapped(programs: Sequence[Program | ArrayProgram], model: OverlapModel) -> Timeline:
@@ -99,7 +107,9 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
         unit_ptr=unit_ptr,
         unit_task=unit_task,
         work=_largest(durations, unit, n_units),
-        permille=_largest(_permille(compiled, model, kind), unit, n_units),
+        held=_shares(model.held, kind == COMM, unit, n_units),
+        traffic=_shares(model.traffic, kind == COMM, unit, n_units),
+        memory=_shares(model.memory, kind == COMPUTE, unit, n_units),
         plain=1 - _largest((kind != OTHER).astype(np.int64), unit, n_units),
         unit=unit,
         slot=slot,
@@ -161,10 +171,11 @@ def _slots(compiled: Compiled, cls: IntArray) -> tuple[IntArray, IntArray, IntAr
     return kind, slot, np.concatenate([[0], np.cumsum(per_bucket)])
 
 
-def _permille(compiled: Compiled, model: OverlapModel, kind: IntArray) -> IntArray:
-    compute = np.broadcast_to(np.asarray(model.compute_permille, dtype=np.int64), (compiled.n_tasks,))
-    comm = np.broadcast_to(np.asarray(model.comm_permille, dtype=np.int64), (compiled.n_tasks,))
-    least = min(int(np.min(model.compute_permille)), int(np.min(model.comm_permille)))
-    if least < FULL_PACE:
-        raise GraphError(f"overlap permille {least}; {FULL_PACE} means no slowdown, less is wrong")
-    return np.select([kind == COMPUTE, kind == COMM], [compute, comm], default=FULL_PACE)
+def _shares(share: int | IntArray, mine: NDArray[np.bool_], unit: IntArray, n_units: int) -> IntArray:
+    """The largest share of each unit's tasks, 0 for kinds that have none. Raises GraphError for what is no share."""
+    values = np.asarray(share, dtype=np.int64)
+    if values.size and not 0 <= int(values.min()) <= int(values.max()) <= FULL_PACE:
+        raise GraphError(
+            f"overlap share {int(values.min())} to {int(values.max())}; shares are 0 to {FULL_PACE} permille"
+        )
+    return _largest(np.where(mine, values, 0), unit, n_units)

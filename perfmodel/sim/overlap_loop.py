@@ -11,6 +11,7 @@ import heapq
 from typing import Any, NamedTuple
 
 FULL_PACE = 1000  # permille
+MOST_LOST = 900  # permille of a pace that others can take; beyond it shares that were counted apart do not add up
 OTHER = 0  # kinds that nothing slows; the rest are the stream numbers COMPUTE (1) and COMM (2)
 _START = 1 << 60  # added to the numbers of starts, which puts them behind all ends of their time
 
@@ -18,16 +19,19 @@ _START = 1 << 60  # added to the numbers of starts, which puts them behind all e
 class Fixed(NamedTuple):
     """What does not change in a run.
 
-    Per unit: its tasks unit_task[unit_ptr[u]:unit_ptr[u + 1]], `work` (ps), `permille`, and `plain`: 1 if nothing can
-    slow it (host work, copies). Per task: its `unit`, its `slot` (a compute or communication stream of a class; -1: neither),
-    and who waits for it and how long beyond its end: follower, follower_lag[follower_ptr[t]:follower_ptr[t + 1]].
-    Per slot: the slots of the other kind of its class, rival_first[s] to rival_end[s] - 1.
+    Per unit: its tasks unit_task[unit_ptr[u]:unit_ptr[u + 1]], `work` (ps), the shares `held`, `traffic` and `memory`
+    (permille, see `OverlapModel`; 0 for the kind that has none), and `plain`: 1 if nothing can slow it (host work, copies).
+    Per task: its `unit`, its `slot` (a compute or communication stream of a class; -1: neither), and who waits for it and
+    how long beyond its end: follower, follower_lag[follower_ptr[t]:follower_ptr[t + 1]]. Per slot: the slots of the other
+    kind of its class, rival_first[s] to rival_end[s] - 1.
     """
 
     unit_ptr: Any
     unit_task: Any
     work: Any
-    permille: Any
+    held: Any
+    traffic: Any
+    memory: Any
     plain: Any
     unit: Any
     slot: Any
@@ -41,7 +45,7 @@ class Fixed(NamedTuple):
 class State(NamedTuple):
     """What changes in a run.
 
-    Per unit: `missing` things to wait for, `left` work in 1/permille ps at time `since`, `pace` (0: not running), and the
+    Per unit: `missing` things to wait for, `left` work in 1/1000 ps at time `since`, `pace` (0: not running), and the
     number of the event of its end, `ending`. Per slot: the unit `running` there (-1: none). Per task the answer.
     """
 
@@ -63,7 +67,8 @@ def overlap_loop(f: Fixed, s: State) -> None:  # noqa: C901, PLR0912, PLR0915 --
 
     Units that nothing can slow need no events: their end is known when they become free.
     """
-    unit_ptr, unit_task, work, permille, plain = f.unit_ptr, f.unit_task, f.work, f.permille, f.plain
+    unit_ptr, unit_task, work, plain = f.unit_ptr, f.unit_task, f.work, f.plain
+    held, traffic, memory = f.held, f.traffic, f.memory
     unit_of, slot_of, rival_first, rival_end = f.unit, f.slot, f.rival_first, f.rival_end
     follower_ptr, followers, follower_lag = f.follower_ptr, f.follower, f.follower_lag
     missing, left, since, pace, ending, running = s.missing, s.left, s.since, s.pace, s.ending, s.running
@@ -122,7 +127,7 @@ def overlap_loop(f: Fixed, s: State) -> None:  # noqa: C901, PLR0912, PLR0915 --
             done.append(unit)
         else:
             touched.append(unit)
-            left[unit] = work[unit] * permille[unit]
+            left[unit] = work[unit] * FULL_PACE
             since[unit] = now
         for t in range(unit_ptr[unit], unit_ptr[unit + 1]):
             task = unit_task[t]
@@ -135,13 +140,17 @@ def overlap_loop(f: Fixed, s: State) -> None:  # noqa: C901, PLR0912, PLR0915 --
                     if running[slot] >= 0:
                         touched.append(running[slot])
         for other in touched:
-            slowed = False
+            most = 0
             for t in range(unit_ptr[other], unit_ptr[other + 1]):
-                own = slot_of[unit_task[t]]
+                own, lost = slot_of[unit_task[t]], 0
                 if own >= 0:
                     for slot in range(rival_first[own], rival_end[own]):
-                        slowed = slowed or running[slot] >= 0
-            new_pace = FULL_PACE if slowed else permille[other]
+                        rival = running[slot]
+                        if rival >= 0:
+                            both = traffic[other] * memory[rival] + memory[other] * traffic[rival]
+                            lost += held[rival] + both // FULL_PACE
+                most = max(most, lost)
+            new_pace = FULL_PACE - min(most, MOST_LOST)
             if new_pace != pace[other]:
                 left[other] -= pace[other] * (now - since[other])
                 since[other] = now

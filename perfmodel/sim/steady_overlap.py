@@ -75,14 +75,14 @@ def _states(ends: Sequence[IntArray], kept: IntArray, depth: int) -> list[IntArr
 
 
 def _tiled(model: OverlapModel, compiled: Compiled, n: int) -> OverlapModel:
-    """The model for n iterations: factors given per task are repeated class by class."""
+    """The model for n iterations: shares given per task are repeated class by class."""
 
-    def tile(permille: int | IntArray) -> int | IntArray:
-        if isinstance(permille, int):
-            return permille
-        return np.concatenate([np.tile(permille[compiled.tasks_of(cls)], n) for cls in range(compiled.n_classes)])
+    def tile(share: int | IntArray) -> int | IntArray:
+        if isinstance(share, int):
+            return share
+        return np.concatenate([np.tile(share[compiled.tasks_of(cls)], n) for cls in range(compiled.n_classes)])
 
-    return OverlapModel(compute_permille=tile(model.compute_permille), comm_permille=tile(model.comm_permille))
+    return OverlapModel(held=tile(model.held), traffic=tile(model.traffic), memory=tile(model.memory))
 
 
 def _middle(run: Timeline, compiled: Compiled, long: Compiled, seam: Seam, ends: Sequence[IntArray]) -> Timeline:

@@ -1,9 +1,14 @@
-"""How much compute kernels slow down while communication runs beside them, measured on a trace of several steps."""
+"""How much compute kernels slow down while communication runs beside them, measured on a trace of several steps.
+
+A kernel of a step is compared with the same kernel (name, grid, occurrence) of steps where it ran alone.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from statistics import median
 
 import numpy as np
@@ -31,31 +36,40 @@ class OverlapSlowdown:
     n_kernels: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSlowdown:
+    """Kernels that ran beside one sort of collective all the time: how often, and for how long alone and beside it (s).
+
+    `n_channels` is the number of thread blocks of the collective's kernel, each of which keeps a multiprocessor.
+    """
+
+    op: str
+    n_channels: int
+    n_kernels: int
+    alone_s: float
+    beside_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the kernels took."""
+        return self.beside_s / self.alone_s
+
+
 def measure_overlap(trace: KinetoTrace) -> OverlapSlowdown:
-    """Compares each compute kernel of a step with the same kernel (name, grid, occurrence) of steps where it ran alone.
+    """The slowdown of kernels seen both ways, each counted once.
 
     Raises:
         ConfigError: no kernel was seen both with and without communication beside it.
     """
     alone: dict[_Key, list[float]] = {}
     beside: dict[_Key, list[float]] = {}
-    spans = (
-        np.array([s.start_s for s in trace.collectives]),
-        np.maximum.accumulate([s.end_s for s in trace.collectives] or [0.0]),
-    )
-    for kernels in _kernels_by_step(trace):
-        seen: Counter[tuple[str, float]] = Counter()
-        for span in kernels:
-            shape = (span.name, span.warps_per_sm)
-            key = (*shape, seen[shape])
-            seen[shape] += 1
-            share = _share_beside(span, spans)
-            if share > _FULLY:
-                beside.setdefault(key, []).append(span.duration_s)
-            elif share == 0.0:
-                alone.setdefault(key, []).append(span.duration_s)
+    for key, span, near in _runs(trace):
+        share = sum(length_s for length_s, _ in near) / span.duration_s
+        if share > _FULLY:
+            beside.setdefault(key, []).append(span.duration_s)
+        elif share == 0.0:
+            alone.setdefault(key, []).append(span.duration_s)
     pairs = [(median(alone[key]), median(beside[key])) for key in beside if key in alone]
-    pairs = [pair for pair in pairs if pair[0] > 0]
     if not pairs:
         raise ConfigError(f"{trace.path}: no kernel ran both with and without communication beside it")
     ratios = np.array([slow / fast for fast, slow in pairs])
@@ -66,6 +80,50 @@ def measure_overlap(trace: KinetoTrace) -> OverlapSlowdown:
         high_ratio=float(np.quantile(ratios, 0.9)),
         n_kernels=len(pairs),
     )
+
+
+def measure_by_channels(trace: KinetoTrace) -> tuple[ChannelSlowdown, ...]:
+    """The slowdown by operation and channels of the one collective beside; every run of a kernel counts."""
+    runs = list(_runs(trace))
+    alone: dict[_Key, list[float]] = {}
+    for key, span, near in runs:
+        if not near:
+            alone.setdefault(key, []).append(span.duration_s)
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for key, span, near in runs:
+        if key in alone and len(near) == 1 and near[0][0] > _FULLY * span.duration_s:
+            other = near[0][1]
+            op = other.collective.op if other.collective else other.name
+            blocks = prod(other.launch.grid) if other.launch else 0
+            found.setdefault((op, blocks), []).append((median(alone[key]), span.duration_s))
+    return tuple(
+        ChannelSlowdown(
+            op=op,
+            n_channels=blocks,
+            n_kernels=len(pairs),
+            alone_s=sum(fast for fast, _ in pairs),
+            beside_s=sum(slow for _, slow in pairs),
+        )
+        for (op, blocks), pairs in sorted(found.items())
+    )
+
+
+def _runs(trace: KinetoTrace) -> Iterator[tuple[_Key, DeviceSpan, list[tuple[float, DeviceSpan]]]]:
+    """Every run of a kernel, with the collectives that ran beside it and for how long (s)."""
+    starts = np.array([s.start_s for s in trace.collectives])
+    ends = np.maximum.accumulate([s.end_s for s in trace.collectives] or [0.0])
+    for kernels in _kernels_by_step(trace):
+        seen: Counter[tuple[str, float]] = Counter()
+        for span in kernels:
+            shape = (span.name, span.warps_per_sm)
+            key = (*shape, seen[shape])
+            seen[shape] += 1
+            if span.duration_s > 0:
+                first = int(np.searchsorted(ends, span.start_s, side="right"))
+                last = int(np.searchsorted(starts, span.end_s, side="left"))
+                others = trace.collectives[first:last]
+                met = [(min(o.end_s, span.end_s) - max(o.start_s, span.start_s), o) for o in others]
+                yield key, span, [(length_s, other) for length_s, other in met if length_s > 0]
 
 
 def _kernels_by_step(trace: KinetoTrace) -> list[list[DeviceSpan]]:
@@ -80,13 +138,3 @@ def _kernels_by_step(trace: KinetoTrace) -> list[list[DeviceSpan]]:
             if step.start_s <= call.start_s < step.end_s:
                 steps[number].append(span)
     return steps
-
-
-def _share_beside(span: DeviceSpan, spans: tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]) -> float:
-    """Share of a kernel's time in which a collective ran; collectives of a rank follow one another."""
-    if span.duration_s <= 0 or not len(spans[0]):
-        return 0.0
-    first = int(np.searchsorted(spans[1], span.start_s, side="right"))
-    last = int(np.searchsorted(spans[0], span.end_s, side="left"))
-    covered = np.minimum(spans[1][first:last], span.end_s) - np.maximum(spans[0][first:last], span.start_s)
-    return float(np.maximum(covered, 0.0).sum()) / span.duration_s

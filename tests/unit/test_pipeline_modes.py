@@ -5,11 +5,11 @@ from fractions import Fraction
 import pytest
 
 from perfmodel.api import Predictor, predict_run
-from perfmodel.db import load_device
 from perfmodel.errors import ConfigError
 from perfmodel.pipeline.capture import REPLAY_NODE_S, REPLAY_S
+from perfmodel.pipeline.contention import overlap_model
 from perfmodel.sim.check import check_timeline
-from perfmodel.sim.overlap import OverlapModel
+from perfmodel.sim.compile import compile_programs
 from perfmodel.sim.program import HOST
 from perfmodel.sim.steady_overlap import simulate_overlapped_steady
 from perfmodel.units import PS_PER_S, format_time
@@ -92,15 +92,15 @@ def test_prefetched_inputs_are_waited_for_by_the_next_iteration():
     assert found.prediction.iteration_time_s <= run(BIG).prediction.iteration_time_s
 
 
-def test_slowdown_beside_communication_agrees_with_the_event_engine():
-    """The same rule solved event by event over unrolled iterations."""
-    found = run(BIG, "dgx")
-    plain = run(BIG, "dgx", overlap=False)
-    factor = load_device("a100_sxm_40gb").overlap_factor
-    model = OverlapModel(compute_permille=round(1000 * factor))
+@pytest.mark.parametrize("topology", ["dgx", "dgx_h100"])
+def test_slowdown_beside_communication_agrees_with_the_event_engine(topology):
+    """The same shares solved event by event over unrolled iterations, where what a pair takes is cut to whole permille."""
+    found, plain = run(BIG, topology), run(BIG, topology, overlap=False)
+    compiled = compile_programs([lowered.program for lowered in plain.classes])
+    model = overlap_model(plain.classes, compiled, plain.collectives, plain.topology)
     engine = simulate_overlapped_steady([lowered.program for lowered in plain.classes], model)
     assert engine.converged
-    assert float(found.steady.iteration_ps) == pytest.approx(float(engine.iteration_ps), rel=1e-5)
+    assert float(found.steady.iteration_ps) == pytest.approx(float(engine.iteration_ps), rel=5e-3)
     assert found.prediction.iteration_time_s > plain.prediction.iteration_time_s
 
 
@@ -108,13 +108,16 @@ def test_slowdown_beside_communication_agrees_with_the_event_engine():
     ("topology", "options", "is_said"),
     [("dgx_h100", {}, True), ("dgx", {}, False), ("dgx_h100", {"overlap": False}, False), ("h100", {}, False)],
 )
-def test_a_device_whose_slowdown_nobody_measured_says_so(topology, options, is_said):
-    """Factors are of A100 alone; H100 has none, which matters only where communication is hidden behind compute."""
-    prediction = run(BIG, topology, **options).prediction
-    hidden_s = max(rank.hidden_communication_s for rank in prediction.ranks)
-    said = [note for note in prediction.notes if "slows beside communication is not measured" in note]
+def test_a_device_whose_slowdown_is_derived_says_so(topology, options, is_said):
+    """The law was measured on A100; elsewhere it is derived, which matters only where something runs side by side."""
+    found = run(BIG, topology, **options)
+    said = [note for note in found.prediction.notes if "derived from A100" in note]
     assert bool(said) == is_said
-    assert not said or (said[0].startswith("h100_sxm") and format_time(hidden_s) in said[0])
+    without = run(BIG, topology, overlap=False).prediction
+    added_s = found.prediction.iteration_time_s - without.iteration_time_s
+    assert not said or (said[0].startswith("h100_sxm") and format_time(added_s) in said[0])
+    slowed = [name for name in found.prediction.provenance if name.endswith("/overlap")]
+    assert bool(slowed) == (added_s > 0)
 
 
 def test_a_straggler_holds_back_the_rest():

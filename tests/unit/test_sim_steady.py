@@ -185,14 +185,14 @@ def test_without_slowdown_the_long_run_and_the_iterated_one_agree(case):
 def test_an_all_reduce_hidden_under_the_next_iteration_slows_its_compute():
     """Compute 100, then a reduce of 60 that nothing waits for: it always runs beside the next iteration's compute.
 
-    At 5/4 and 1 the 60 of the reduce do 48 of the compute's 100, the other 52 run at full pace: 112 an iteration.
+    Of its pace it takes a fifth: in 60 of it 48 of the compute's 100 are done, the other 52 run at full pace: 112.
     """
     program = Program(
         tasks=[Task(stream=COMPUTE, duration_ps=100), Task(stream=COMM, duration_ps=60, deps=((0, 0),), group=1)]
     )
-    model = OverlapModel(compute_permille=1250)
+    model = OverlapModel(held=200)
     assert simulate_overlapped_steady([program], model).iteration_ps == 112
-    each = OverlapModel(compute_permille=np.array([1250, 1000]))
+    each = OverlapModel(held=np.array([0, 200]))
     steady = simulate_overlapped_steady([program], each)
     assert (steady.iteration_ps, steady.converged, steady.timeline.makespan_ps) == (112, True, 112)
     parts = breakdown(steady.timeline, 0)

@@ -10,7 +10,7 @@ from perfmodel.errors import ConfigError
 from perfmodel.sim import simulate
 from perfmodel.sim.check import check_timeline
 from perfmodel.traces.kineto import read_kineto
-from perfmodel.traces.overlap import measure_overlap
+from perfmodel.traces.overlap import measure_by_channels, measure_overlap
 from perfmodel.traces.replay import compare_collectives, compare_steps, replay_programs
 from perfmodel.traces.spans import DeviceSpan, HostSpan, KinetoTrace, Step, SyncRecord
 
@@ -90,6 +90,17 @@ def test_steps_of_single_ranks_take_as_long_as_measured(name, n_steps, slowdown)
     assert max(abs(row.duration_error_frac) for row in rows) < STEP_LIMIT_FRAC
     if slowdown:
         assert measure_overlap(trace).time_weighted == pytest.approx(slowdown, abs=0.005)
+
+
+def test_kernels_beside_collectives_by_channels():
+    """Time-weighted, as counted once by an independent script. What send and receive take is the share of the SMs they hold."""
+    (recommender,) = traces(TRACES / "recsys_a100x8_rank3_6steps.json.gz")
+    (resnet,) = traces(TRACES / "resnet50_ddp_a100x2_rank0_3steps.json.gz")
+    found = {(row.op, row.n_channels): row for trace in (recommender, resnet) for row in measure_by_channels(trace)}
+    expected = {("send_recv", 8): 1.073, ("send_recv", 24): 1.278, ("all_reduce", 24): 2.483, ("all_reduce", 8): 1.259}
+    assert {key: found[key].ratio for key in expected} == pytest.approx(expected, abs=0.02)
+    for channels in (8, 24):
+        assert found["send_recv", channels].ratio == pytest.approx(1 / (1 - channels / 108), rel=0.02)
 
 
 def test_ranks_of_different_runs_are_refused(dlrm):

@@ -1,0 +1,106 @@
+"""What compute and collectives take from each other: shares from the datasheet, by hand, and means over a timeline."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from perfmodel.api import as_topology, predict_run
+from perfmodel.db import load_device
+from perfmodel.estimate import Work
+from perfmodel.kernels import KernelCall
+from perfmodel.pipeline.contention import overlap_model
+from perfmodel.pipeline.overlap import lost_frac, simulate_with_overlap
+from perfmodel.pipeline.pricebook import PriceBook
+from perfmodel.sim import COMM, COMPUTE, Program, Task, compile_programs, simulate
+from perfmodel.sim.overlap import OverlapModel
+
+MODEL = {
+    "kind": "transformer", "architecture": "gpt2", "name": "gpt", "hidden_size": 512, "layers": 2, "heads": 8,
+    "max_positions": 128, "vocab_size": 1024, "batch_size": 2,
+}  # fmt: skip
+FULL = 1000
+
+
+def shares(topology, **options):
+    """By collective (op, channels): its (held, traffic); and the memory shares of kernels by family."""
+    run = predict_run(MODEL, topology, options.pop("plan", "ddp"), **options)
+    compiled = compile_programs([lowered.program for lowered in run.classes])
+    model = overlap_model(run.classes, compiled, run.collectives, run.topology)
+    if model is None:
+        return {}, {}
+    of_collectives, of_kernels = {}, {}
+    lowered, tasks = run.classes[0], compiled.tasks_of(0)
+    for i, info in enumerate(lowered.tasks):
+        collective = lowered.rank_class.events[info.event].collective
+        if info.category == "collective":
+            key = collective.op, run.collectives[collective.instance].n_channels
+            of_collectives[key] = int(model.held[tasks][i]), int(model.traffic[tasks][i])
+        elif info.category == "kernel":
+            of_kernels.setdefault(info.family, set()).add(int(model.memory[tasks][i]))
+    return of_collectives, of_kernels
+
+
+def test_an_all_reduce_of_a_dgx_a100_by_hand():
+    """24 of 108 SMs; three crossings of memory at the 231.6 GB/s that rings reach, of 1,555 GB/s; times 1.25."""
+    found, kernels = shares("dgx")
+    wanted = 3 * 231.6 / 1555
+    expected = round(1250 * 24 / 108), round(1250 * wanted / (1 + wanted))
+    assert found["all_reduce", 24] == pytest.approx(expected, abs=1)
+    assert kernels["elementwise"] == {FULL}
+    assert kernels["norm"] == {FULL}
+
+
+def test_kernels_bound_by_arithmetic_want_less_memory():
+    """Of a product of 4096 in TF32 on A100, memory takes 3 x 64 MiB / 1,555 GB/s of 2 x 4096^3 / 156 TFLOP/s."""
+    work = Work(flops=2 * 4096**3, read_bytes=2 * 4 * 4096**2, write_bytes=4 * 4096**2)
+    call = KernelCall(family="gemm", work=work, pipe="tf32_tensor")
+    peak_s, memory_s = PriceBook(load_device("a100_sxm_40gb"))._ideal_s(call)
+    assert memory_s / peak_s == pytest.approx((3 * 4 * 4096**2 / 1555e9) / (2 * 4096**3 / 156e12), rel=1e-3)
+
+
+def test_one_gpu_has_nothing_to_slow():
+    assert shares("a100") == ({}, {})
+
+
+def test_a_send_between_hosts_holds_two_channels():
+    """Its traffic: four crossings at 24.25 GB/s of one card."""
+    found, _ = shares(as_topology("dgx", nodes=2), plan="tp=8,pp=2,micro_batches=2")
+    (held, traffic), *rest = (share for (op, _), share in found.items() if op == "send_recv")
+    wanted = 4 * 24.25 / 1555
+    assert not rest
+    assert (held, traffic) == pytest.approx((1250 * 2 / 108, 1250 * wanted / (1 + wanted)), abs=1)
+
+
+def test_the_mean_loss_of_a_timeline_by_hand():
+    """Compute 0 to 100 (half bound by memory), a collective 60 to 160 that the next iteration's compute meets from 100 to 160."""
+    program = Program(
+        tasks=[
+            Task(stream=COMPUTE, duration_ps=60),
+            Task(stream=COMPUTE, duration_ps=40),
+            Task(stream=COMM, duration_ps=100, deps=((0, 0),)),
+        ]
+    )
+    timeline = simulate([program])
+    model = OverlapModel(held=np.array([0, 0, 100]), traffic=np.array([0, 0, 200]), memory=np.array([500, 1000, 0]))
+    # Period 160: no fold. Kernel 1 lies wholly beside it: 10 % + 20 %. The collective meets it for 40 of its 100: 8 %.
+    assert lost_frac(timeline, model).tolist() == pytest.approx([0.0, 0.3, 0.08])
+    short = dataclasses.replace(timeline, begin_ps=60)
+    # Period 100, all of it beside the collective: kernel 0 loses 10 % + 20 % x 0.5, the collective 0.2 x (0.6 x 0.5 + 0.4).
+    assert lost_frac(short, model).tolist() == pytest.approx([0.2, 0.3, 0.14])
+
+
+def test_without_shares_nothing_slows():
+    compiled = compile_programs([Program(tasks=[Task(stream=COMPUTE, duration_ps=10)])])
+    found = simulate_with_overlap(compiled, [], None)
+    assert (found.steady.iteration_ps, found.plain_ps, found.settled) == (10, 10, True)
+
+
+def test_the_range_holds_that_of_what_is_added():
+    """A device on which it is derived: what it adds may be half of that, or two and a half times."""
+    big = {**MODEL, "hidden_size": 1024, "batch_size": 16}
+    with_it, without = (predict_run(big, "dgx_h100", overlap=overlap).prediction for overlap in (True, False))
+    added_s = with_it.iteration_time_s - without.iteration_time_s
+    assert added_s > 0
+    assert with_it.iteration_time_s - with_it.low_s >= 0.5 * added_s
+    assert with_it.high_s - with_it.iteration_time_s >= 1.5 * added_s
