@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from perfmodel.cli.console import OUT_FILE
 from perfmodel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from perfmodel.api import RunOptions
     from perfmodel.pipeline.prediction import Prediction
@@ -215,15 +216,44 @@ def _live(options: dict[str, object], db: str | None) -> tuple[str, Sequence[Cas
     settings = live_settings(_calibrated(str(options["device"]), db), n_ranks)
     topology = live_topology(n_ranks)
     cases = [case for case in live_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))]
-    results = run_live(
-        cases,
-        settings,
-        lambda case: predict(case.model, topology, case.plan, bounds=False, db=db),
-        lambda words: click.echo(words, err=True),
-    )
+
+    def run(look: Callable[[], None] | None = None) -> tuple[CaseResult, ...]:
+        return run_live(
+            cases,
+            settings,
+            lambda case: predict(case.model, topology, case.plan, bounds=False, db=db),
+            lambda words: click.echo(words, err=True),
+            look=look,
+        )
+
+    results = run() if n_ranks > 1 else _at_this_pace(run, cases, settings, db)
     if options["attribute"]:
         _attribute(cases, settings, db)
     return f"live {options['device']}, {n_ranks} ranks of {settings.n_threads} threads", results
+
+
+def _at_this_pace(
+    run: Callable[[Callable[[], None]], tuple[CaseResult, ...]],
+    cases: Sequence[LiveCase],
+    settings: LiveSettings,
+    db: str | None,
+) -> tuple[CaseResult, ...]:
+    """One process's results at the pace that kernels of the calibration show meanwhile, which is printed to stderr."""
+    from perfmodel.api import predict
+    from perfmodel.db import load_device
+    from perfmodel.report.live_pace import render_pace
+    from perfmodel.validate.live import live_topology, predicted_again
+    from perfmodel.validate.run_suite import score_suite
+
+    with import_module("calibrate.pace").looking(load_device("cpu", db), settings.n_threads, db) as looks:
+        plain = run(looks.look)
+    pace, named = looks.pace(), {case.name: case for case in cases}
+    topology = live_topology(1, pace)
+    results = predicted_again(
+        plain, lambda name: predict(named[name].model, topology, named[name].plan, bounds=False, db=db)
+    )
+    click.echo(render_pace(pace, looks.spread(), score_suite(plain)), err=True)
+    return results
 
 
 def _live_sharding(options: dict[str, object], db: str | None) -> None:

@@ -76,11 +76,27 @@ class GpuSpec(Spec):
     device: Annotated[str, Field(min_length=1)]
 
 
+Times = Annotated[float, Field(gt=0.0, le=100.0)]
+
+
+class PaceSpec(Spec):
+    """How many times longer parts of a CPU take now than when it was calibrated (`db.device.Pace`); 1 is as then.
+
+    `perfmodel validate --live` measures and prints them.
+    """
+
+    compute: Times = 1.0
+    memory: Times = 1.0
+    lookups: Times = 1.0
+    host: Times = 1.0
+
+
 class CpuSpec(Spec):
-    """`ranks` processes that compute on the host's CPU, speaking gloo over the loopback interface."""
+    """`ranks` processes that compute on the host's CPU at some `pace`, speaking gloo over the loopback interface."""
 
     ranks: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)] = 1
     device: Annotated[str, Field(min_length=1)] = "cpu"
+    pace: PaceSpec = PaceSpec()
     loopback_bandwidth: BytesPerS
     loopback_latency: Seconds
 

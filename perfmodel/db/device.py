@@ -78,6 +78,20 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How many times longer a CPU's parts take than when it was calibrated: a shared machine is not the same every hour.
+
+    `compute`: arithmetic; `memory`: bytes of the last-level cache and of memory; `lookups`: rows that no cache holds; `host`:
+    what a call costs whatever its size.
+    """
+
+    compute: float = 1.0
+    memory: float = 1.0
+    lookups: float = 1.0
+    host: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU or CPU model: datasheet rates, host costs and fits.
 
@@ -87,7 +101,7 @@ class Device:
     `overlap` says how compute and communication slow each other.
     Of a CPU, `n_sms` is its cores, `l2_bytes` its last-level cache and `smem_per_sm_bytes` its level-1 data cache;
     `n_processes` share its cores equally (see `shared`); `n_on_host` run on the machine, whose cores are `host_cores`;
-    `keeps_pages` says that its processes never give memory back (`kernels.cpu_heap.keeps_pages`).
+    `keeps_pages` says that its processes never give memory back (`kernels.cpu_heap.keeps_pages`), `pace` how fast it is now.
     """
 
     name: str
@@ -114,6 +128,7 @@ class Device:
     n_on_host: int = 1
     host_cores: int = 0
     keeps_pages: bool = False
+    pace: Pace = Pace()
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
 
@@ -134,4 +149,24 @@ def shared(device: Device, n_processes: int) -> Device:
         host_cores=device.n_sms,
         memory_bytes=device.memory_bytes // n_processes,
         host=host,
+    )
+
+
+def paced(device: Device, pace: Pace) -> Device:
+    """A CPU at another pace than its calibration's: its host costs and datasheet rates, and by `pace` its laws."""
+    if device.kind != "cpu" or pace == Pace():
+        return device
+    host = replace(
+        device.host,
+        op_dispatch_s=device.host.op_dispatch_s * pace.host,
+        backward_op_s=device.host.backward_op_s * pace.host,
+    )
+    return replace(
+        device,
+        pace=pace,
+        host=host,
+        peak_flops_per_s={pipe: rate / pace.compute for pipe, rate in device.peak_flops_per_s.items()},
+        memory_bytes_per_s=device.memory_bytes_per_s / pace.memory,
+        l2_bytes_per_s=device.l2_bytes_per_s / pace.memory,
+        kernel_floor_s=device.kernel_floor_s * pace.host,
     )

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.db.device import Device
+from perfmodel.db.device import Device, Pace
 from perfmodel.estimate import Estimate, Source
 from perfmodel.graph import Op
 from perfmodel.kernels.correction import (
@@ -77,13 +77,31 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     """The module's formula, the features of its correction and what the fit range bounds."""
     columns = columns_of(calls)
     found = evaluate(segment.parameters, columns, device)
+    if device.pace != Pace():
+        now = evaluate(paced_parameters(segment.parameters, device.pace), columns, device)
+        found = replace(found, time_s=now.time_s)
     if device.n_on_host == 1:
         return found
     crowd = slowdown(segment.parameters, columns, device)
-    slower = evaluate(_crowded_memory(segment.parameters, device), columns, device)
+    now_parameters = paced_parameters(segment.parameters, device.pace)
+    slower = evaluate(_crowded_memory(now_parameters, device), columns, device)
     return replace(
         found, time_s=slower.time_s * crowd + crowded_faults_s(columns["fresh_bytes"], device.n_on_host, crowd)
     )
+
+
+def paced_parameters(p: Mapping[str, float], pace: Pace) -> dict[str, float]:
+    """A law's parameters on a machine whose parts take as much longer as `pace` says. The correction stays as it is."""
+    longer = {
+        **dict.fromkeys(("row_s", "tail_s", "narrow_s"), pace.compute),
+        "far_s": pace.lookups,
+        **dict.fromkeys(("fixed_s", "fork_s", "flush_s"), pace.host),
+    }
+    slower = {"work_per_s": pace.compute}
+    slower |= dict.fromkeys(
+        ("shared_bytes_per_s", "memory_bytes_per_s", "fresh_bytes_per_s", "pack_bytes_per_s"), pace.memory
+    )
+    return {name: value * longer.get(name, 1.0) / slower.get(name, 1.0) for name, value in p.items()}
 
 
 def _crowded_memory(p: Mapping[str, float], device: Device) -> dict[str, float]:
@@ -196,7 +214,7 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
         if segment is None:
             apart.append(index)
             continue
-        extra_s[index] = recent.cost_s(index, op_key(op), segment)
+        extra_s[index] = recent.cost_s(index, op_key(op), segment) * device.pace.host
         call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes), known)
         _, members, chosen = groups.setdefault(op_key(op), (segment, [], []))
         members.append(index)

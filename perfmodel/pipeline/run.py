@@ -10,7 +10,7 @@ from itertools import groupby
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.config import PlanSpec
 from perfmodel.db import load_shared
-from perfmodel.db.device import Device
+from perfmodel.db.device import Device, Pace, paced
 from perfmodel.graph import Graph
 from perfmodel.kernels.cpu_heap import keeps_pages
 from perfmodel.kernels.embedding import distinct_rows
@@ -85,17 +85,24 @@ class PriceBooks:
         self.paces = Paces(self.collectives)
         self._processes: dict[str, dict[str, int]] = {}
         self._placements: dict[tuple[int, str, Ranks], tuple[Graph, Placement]] = {}
-        self._devices: dict[tuple[str, str | None, int, bool], Device] = {}
+        self._devices: dict[tuple[str, str | None, int, bool, Pace], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
         self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
 
-    def device(self, name: str, db: str | None, n_processes: int = 1, env: Mapping[str, str] | None = None) -> Device:
+    def device(
+        self,
+        name: str,
+        db: str | None,
+        n_processes: int = 1,
+        env: Mapping[str, str] | None = None,
+        pace: Pace = Pace(),  # noqa: B008 -- frozen
+    ) -> Device:
         """A device of the database, as it was when first asked for; a CPU as each of `n_processes` on it sees it."""
         keeps = keeps_pages(env or {})
-        key = (name, db, n_processes, keeps)
+        key = (name, db, n_processes, keeps, pace)
         if key not in self._devices:
-            self._devices[key] = replace(load_shared(name, db, n_processes), keeps_pages=keeps)
+            self._devices[key] = paced(replace(load_shared(name, db, n_processes), keeps_pages=keeps), pace)
         return self._devices[key]
 
     def processes(self, topology: Topology) -> dict[str, int]:
@@ -251,7 +258,10 @@ def _placed(
 ) -> tuple[Graph, Placement, dict[str, Device]]:
     """The graph as it is executed, its placement and the devices by name; `given` are database, settings and books."""
     db, settings, books = given
-    devices = {name: books.device(name, db, n, topology.env) for name, n in books.processes(topology).items()}
+    devices = {
+        name: books.device(name, db, n, topology.env, pace_on(topology, name))
+        for name, n in books.processes(topology).items()
+    }
     enough = {
         name: device.memory_bytes if settings.check_memory else UNBOUNDED_BYTES for name, device in devices.items()
     }
@@ -267,6 +277,12 @@ def _placed(
 
     # A predictor asked for the same plan on another machine of such devices has placed it before; floors are asked once.
     return graph, books.placed(graph, plan, ranks, make) if advise else make(), devices
+
+
+def pace_on(topology: Topology, device: str) -> Pace:
+    """The pace that a machine's CPUs of this name have now; of any other device, as calibrated."""
+    paces = [node.cpus.pace for _, node in topology.spec.node_groups if node.cpus and node.cpus.device == device]
+    return Pace(**paces[0].model_dump()) if paces else Pace()
 
 
 def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks, devices: Mapping[str, Device]) -> Placement:

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from os import environ
 from pathlib import Path
 from statistics import median
 
 from perfmodel.config import TopologySpec, load_topology
+from perfmodel.config.topology import PaceSpec
+from perfmodel.db.device import Pace
 from perfmodel.kernels.cpu_heap import NEVER_TRIMMED_BYTES, NO_MAPS, TRIM_FROM
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.validate.live_cases import LiveCase
@@ -51,14 +53,15 @@ def live_settings(n_cores: int, n_ranks: int) -> LiveSettings:
     )
 
 
-def live_topology(n_ranks: int) -> TopologySpec:
+def live_topology(n_ranks: int, pace: Pace = Pace()) -> TopologySpec:  # noqa: B008 -- frozen
     """`n_ranks` processes on this machine's CPU, joined by its loopback, with what this process's environment says."""
     plain = load_topology("cpu")
     one = plain.model_copy(update={"env": {**plain.env, **heap_env(n_ranks)}})
-    if n_ranks == 1 or one.node is None or one.node.cpus is None:
+    if one.node is None or one.node.cpus is None:
         return one
-    cpus = one.node.cpus.model_copy(update={"ranks": n_ranks})
-    return one.model_copy(update={"name": f"cpu_x{n_ranks}", "node": one.node.model_copy(update={"cpus": cpus})})
+    cpus = one.node.cpus.model_copy(update={"ranks": n_ranks, "pace": PaceSpec(**asdict(pace))})
+    name = one.name if n_ranks == 1 else f"cpu_x{n_ranks}"
+    return one.model_copy(update={"name": name, "node": one.node.model_copy(update={"cpus": cpus})})
 
 
 def heap_env(n_ranks: int) -> dict[str, str]:
@@ -94,8 +97,12 @@ def run_live(
     predict: Callable[[LiveCase], Prediction],
     done: Callable[[str], None] | None = None,
     measured: Measure | None = None,
+    look: Callable[[], None] | None = None,
 ) -> tuple[CaseResult, ...]:
-    """The results of all cases; `done` hears what has been finished, `measured` trains in place of `measure_case`."""
+    """The results of all cases; `done` hears what has been finished, `measured` trains in place of `measure_case`.
+
+    `look` is called before each block of steps, to see what else the machine does.
+    """
     train = measured or measure_case
     blocks: dict[str, list[float]] = {case.name: [] for case in cases}
     predicted: dict[str, Prediction] = {}
@@ -106,6 +113,8 @@ def run_live(
             ProcessPoolExecutor(settings.n_ranks, get_context("spawn"), pin_threads, (settings.n_ranks,)) as pool,
         ):
             for case in cases:
+                if look is not None:
+                    look()
                 if case.name not in predicted:
                     predicted[case.name] = predict(case)
                 blocks[case.name].append(train(case, settings, predicted[case.name], pool))
@@ -124,6 +133,12 @@ def measure_case(case: LiveCase, settings: LiveSettings, prediction: Prediction,
         given = (n_ranks, str(Path(folder) / "store"), case.model, owners, (settings.n_threads, settings.block_s))
         running = [pool.submit(run_rank, rank, *given) for rank in range(n_ranks)]
         return max(found.result().median_s for found in running)
+
+
+def predicted_again(results: Sequence[CaseResult], predict: Callable[[str], Prediction]) -> tuple[CaseResult, ...]:
+    """The same measurements beside other predictions, which `predict` makes of a case's name."""
+    again = (run_case(result.case, lambda case: predict(case.name)) for result in results)
+    return tuple(replace(new, noise=old.noise) for new, old in zip(again, results, strict=True))
 
 
 def table_owners(prediction: Prediction) -> tuple[int, ...]:
@@ -151,12 +166,4 @@ def _result(case: LiveCase, settings: LiveSettings, blocks_s: Sequence[float], p
         source=f"live, {time.strftime('%Y-%m-%d')}",
         note=f"{settings.n_ranks} ranks of {settings.n_threads} threads; median of {len(blocks_s)} blocks",
     )
-    result = run_case(row, lambda _: prediction)
-    return CaseResult(
-        case=row,
-        predicted_s=result.predicted_s,
-        low_s=result.low_s,
-        high_s=result.high_s,
-        cause=result.cause,
-        noise=noise,
-    )
+    return replace(run_case(row, lambda _: prediction), noise=noise)
