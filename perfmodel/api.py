@@ -16,6 +16,7 @@ from perfmodel.config.loading import Source
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
+from perfmodel.pipeline.overlap_rounds import warm_up_rounds
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
@@ -192,6 +193,7 @@ class Predictor:
         self._n_runs += 1
         if self._n_runs == RUNS_TO_WARM_UP:
             warm_up_all()
+            warm_up_rounds()
         run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
         if self._check:
             _check(run)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,7 @@ class Lowering:
         self.stream = np.full(self.n_tasks, HOST if device.kind == "cuda" else COMPUTE, dtype=np.int64)
         self.stream[self.device_task] = self.stream_of[self.kernel_event]
         self._lane = self.class_of * (int(self.stream_of.max(initial=0)) + 1) + self.stream_of
-        self._reached: dict[int, IntArray] = {}
+        self._issuing: IntArray | None = None  # events with kernels by stream, found when first asked for
         self.category = self._categories()
         self.family = np.full(self.n_tasks, len(prices.names), dtype=np.int64)
 
@@ -220,7 +221,8 @@ class Lowering:
         waiter, source = self.columns.waiter, self.columns.source
         takes = waiter.copy()
         idle = np.flatnonzero(self.last_task[waiter] < 0)
-        takes[idle] = [self._next_with_kernels(event) for event in waiter[idle].tolist()]
+        if len(idle):
+            takes[idle] = self._neighbours(waiter[idle], side="left")
         kept = takes >= 0
         held = tuple(zip(waiter[~kept].tolist(), source[~kept].tolist(), strict=True))
         task = self.device_task[self.first_kernel[takes[kept]]]
@@ -228,23 +230,26 @@ class Lowering:
         ends = self.first[syncs] + self._shape.counts[syncs] - 1
         return Waits(task=np.concatenate([task, ends]), source=np.concatenate([source[kept], syncs]), held=held)
 
-    def _next_with_kernels(self, event: int) -> int:
-        """The next event on the stream of its class that has kernels (-1: none)."""
-        later = np.flatnonzero((self._lane[event:] == self._lane[event]) & (self.last_task[event:] >= 0))
-        return event + int(later[0]) if len(later) else NO_EVENT
-
     def ends(self, events: IntArray) -> IntArray:
         """The last task on the stream of each event, at or before it (-1: none)."""
         found = self.last_task[events]
         without = np.flatnonzero(found < 0)
-        found[without] = [self._last_before(event) for event in events[without].tolist()]
+        if len(without):
+            before = self._neighbours(events[without], side="right")
+            found[without] = np.where(before < 0, NO_TASK, self.last_task[before])
         return found
 
-    def _last_before(self, event: int) -> int:
-        lane = int(self._lane[event])
-        if lane not in self._reached:
-            self._reached[lane] = np.maximum.accumulate(np.where(self._lane == lane, self.last_task, NO_TASK))
-        return int(self._reached[lane][event])
+    def _neighbours(self, events: IntArray, *, side: Literal["left", "right"]) -> IntArray:
+        """The next event with kernels on the stream of each, or (`right`) the last before it (-1: none)."""
+        size = self.columns.size
+        if self._issuing is None:
+            with_kernels = np.flatnonzero(self.last_task >= 0)
+            self._issuing = np.sort(self._lane[with_kernels] * size + with_kernels)
+        keys = self._lane[events] * size + events
+        at = np.searchsorted(self._issuing, keys, side=side) - (side == "right")
+        found = self._issuing[np.clip(at, 0, len(self._issuing) - 1)] if len(self._issuing) else keys - size
+        is_there = (at >= 0) & (at < len(self._issuing)) & (found // size == self._lane[events])
+        return np.where(is_there, found % size, NO_EVENT)
 
     def first_on(self, event: int) -> int:
         """The first device task on the stream of an event in its class (-1: none)."""

@@ -13,6 +13,7 @@ from perfmodel.graph import PHASES, Graph
 from perfmodel.kernels.substitutes import substitutes
 from perfmodel.pipeline import ranges
 from perfmodel.pipeline.joined import by_name, joined, sizes
+from perfmodel.pipeline.layout import ints
 from perfmodel.pipeline.prediction import Breakdown, OpShare, PathShare, Prediction, RankSummary
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import CATEGORIES, HOST_FAMILY, LoweredClass
@@ -179,24 +180,25 @@ def _top_ops(lowered: LoweredClass) -> tuple[OpShare, ...]:
     calls = np.bincount(place[starts], minlength=len(keys))
     # In the order of the tasks: that of the labels depends on what was priced before, and with it the last digit of a sum.
     total_s = float(tasks.time_s[device].sum()) or 1.0
-    rows = [
+    names = [(prices.names[key // len(PHASES)], PHASES[key % len(PHASES)]) for key in keys.tolist()]
+    order = sorted(range(len(names)), key=lambda i: (-time_s[i], *names[i]))
+    return tuple(
         OpShare(
-            name=prices.names[int(key) // len(PHASES)],
-            phase=PHASES[int(key) % len(PHASES)],
+            name=names[i][0],
+            phase=names[i][1],
             calls=int(calls[i]),
             time_s=float(time_s[i]),
             share_frac=float(time_s[i]) / total_s,
             source=Source(int(worst[i])).label,
         )
-        for i, key in enumerate(keys)
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.time_s, row.name, row.phase))[:N_TOP_OPS])
+        for i in order[:N_TOP_OPS]
+    )
 
 
 def _coverage(classes: Sequence[LoweredClass]) -> dict[str, float]:
     """Share of priced time (device and host, weighted by ranks) by source, most trusted first."""
     time_s = np.zeros(len(Source))
-    bins = np.repeat(np.arange(len(classes)) * len(Source), sizes(classes)) + joined(classes, "source")
+    bins = np.repeat(np.arange(len(classes)) * len(Source), sizes(classes)) + ints(joined(classes, "source"))
     each = np.bincount(bins, weights=joined(classes, "time_s"), minlength=len(classes) * len(Source))
     for lowered, spent in zip(classes, each.reshape(len(classes), -1), strict=True):
         time_s += spent * len(lowered.rank_class.ranks)

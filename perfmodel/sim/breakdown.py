@@ -77,8 +77,8 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
     ready, start, end, kind = timeline.ready_ps, timeline.start_ps, timeline.end_ps, compiled.kind
     layers = []
     for code in (COMPUTE, COMM, COPY, None, HOST):
-        at = np.arange(compiled.n_tasks) if code is None else np.flatnonzero(kind == code)
-        spans = (ready, start) if code is None else (start[at], end[at])
+        at = np.flatnonzero(ready < start if code is None else kind == code)
+        spans = (ready[at], start[at]) if code is None else (start[at], end[at])
         of = cls[at]
         if code == HOST:
             flights, owner = _all_launches(timeline, kind == HOST, cls)

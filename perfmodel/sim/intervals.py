@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.sim.program import IntArray
 
@@ -69,5 +70,11 @@ def divide(layers: Sequence[Spans], begin: int, end: int) -> list[Spans]:
         depth = np.bincount(opened, minlength=len(edges)) - np.bincount(closed, minlength=len(edges))
         mine = free & (np.cumsum(depth)[:-1] > 0)
         free &= ~mine
-        shares.append(union((edges[:-1][mine], edges[1:][mine])))
-    return [*shares, union((edges[:-1][free], edges[1:][free]))]
+        shares.append(_stretches(edges, mine))
+    return [*shares, _stretches(edges, free)]
+
+
+def _stretches(edges: IntArray, mine: NDArray[np.bool_]) -> Spans:
+    """Spans between ascending edges that are marked, those that touch joined."""
+    change = np.diff(mine.astype(np.int8), prepend=0, append=0)
+    return edges[change > 0], edges[change < 0]
