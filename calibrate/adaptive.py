@@ -8,7 +8,7 @@ less, so that a bad corner is covered and not hit again and again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,12 @@ NEIGHBOURS = 4
 SAME_OCTAVES = 1.0  # cases whose sizes differ by less than a factor of two together are much alike
 STATE_OCTAVES = 2.0  # what a difference in state or layout counts
 
+Draw = Callable[[str, int], Iterable[Case]]  # the cases of a family at a stage of its generators
+
+
+def _on_cpu(family: str, stage: int) -> Iterable[Case]:
+    return draw_cases(family, stage=stage)
+
 
 def path_of(out: Path, family: str) -> Path:
     """Where the chosen cases of a family lie, one a line."""
@@ -39,12 +45,15 @@ def chosen(out: Path, family: str) -> list[Case]:
     return [case_from_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def choose(family: str, errors: Mapping[str, float], n_cases: int) -> list[Case]:
-    """`n_cases` candidates of the family; `errors` are |log(predicted / measured)| of measured cases by their text."""
+def choose(family: str, errors: Mapping[str, float], n_cases: int, draw: Draw = _on_cpu) -> list[Case]:
+    """`n_cases` candidates of the family; `errors` are |log(predicted / measured)| of measured cases by their text.
+
+    `draw` makes the candidates: the plan for a CPU, or what it becomes on a GPU.
+    """
     known = [(case_from_json(text), error) for text, error in errors.items()]
     pool: dict[str, Case] = {}
     for stage in CANDIDATE_STAGES:
-        drawn = ((case, case.to_json()) for case in draw_cases(family, stage=stage))
+        drawn = ((case, case.to_json()) for case in draw(family, stage))
         pool |= {case.key: case for case, text in drawn if text not in errors and not is_heldout(text)}
     candidates = list(pool.values())
     score = np.array([expected_error(case, known) for case in candidates])
@@ -89,7 +98,7 @@ def _octaves(a: TensorArg, b: TensorArg) -> float:
     return float(np.abs(np.log2(np.array(first) / np.array(second))).sum())
 
 
-def extend(out: Path, family: str, errors: Mapping[str, float]) -> int:
+def extend(out: Path, family: str, errors: Mapping[str, float], draw: Draw = _on_cpu) -> int:
     """Chooses once and writes the choice whole; returns how many cases it has. A second call changes nothing.
 
     A family without a fit is not extended: its file is empty.
@@ -97,6 +106,6 @@ def extend(out: Path, family: str, errors: Mapping[str, float]) -> int:
     path = path_of(out, family)
     if not path.exists():
         total = sum(count for _, count in PLANS[family].values())
-        cases = choose(family, errors, round(EXTRA_SHARE * total)) if errors else []
+        cases = choose(family, errors, round(EXTRA_SHARE * total), draw) if errors else []
         replace_file(path, "".join(f"{case.to_json()}\n" for case in cases))
     return len(chosen(out, family))

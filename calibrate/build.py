@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrate.cases.case import Case, TensorArg, tensor_args
+from calibrate.cases.case import MAX_SETS, Case, TensorArg, tensor_args
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.record import Recorder
 from perfmodel.graph import Op
 
-MAX_COPIES = 256
 INDEX_COPIES = 4  # a training run looks up other rows at every step
 POOL_ELEMS = 1 << 20  # of random numbers: drawing all of a large tensor took half of a calibration
 _DRAWS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -61,7 +60,7 @@ def prepare(case: Case, device: str, cache_bytes: int) -> Prepared:
     if case.family == "embedding":
         copies = INDEX_COPIES if case.state == "cold" else 1
     elif case.state == "cold":
-        copies = min(max(2, math.ceil(cache_bytes / max(2 * case.bytes, 1))), MAX_COPIES)
+        copies = min(max(2, math.ceil(cache_bytes / max(2 * case.bytes, 1))), MAX_SETS)
     elif draws:
         copies = INDEX_COPIES
     redrawn = draws or case.family == "embedding"

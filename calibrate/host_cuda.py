@@ -1,13 +1,14 @@
 """Host overheads of a CUDA machine: what an operator, its backward, a launch and a synchronisation cost the host thread.
 
-    op         issue of a chain of small pointwise calls under autograd / calls
-    backward   issue of the backward of such a chain / nodes
-    launch     issue of the shortest kernel there is, without an operator around it / launches
-    sync       waiting for an idle device
+    launch           issue of the shortest kernel there is, without an operator around it / launches
+    op dispatch      issue of a chain of small pointwise calls under autograd / calls, less a launch
+    backward op      issue of the backward of such a chain / nodes, less a launch
+    sync             waiting for an idle device
+    launch latency   one launch to an idle device and waiting for it, less a launch and a synchronisation
 
-Batches stay below the driver's queue of about a thousand launches, beyond which issuing waits for the device. The figures
-go to `<out>/host.yaml` beside the tables; a person moves them to `host:` of device.yaml, for they belong to the machine and
-not to the GPU model.
+as `perfmodel.db.HostCosts` means them: an operator's launches are counted apart. Batches stay below the driver's queue of
+about a thousand launches, beyond which issuing waits for the device. The figures go to `<out>/host.yaml` beside the tables,
+where predictions for this device find them (`perfmodel.db.host`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import yaml
 
 from calibrate.measure_cuda import issued_s
 from calibrate.session import replace_file
+from perfmodel.db.host import HOST_FILE
 
-FILE = "host.yaml"
 CHAIN = 200  # calls of a batch
 ROUNDS = 15
 SMALL_ELEMS = 16  # of each tensor: the device is through with a call long before the host
@@ -46,6 +47,10 @@ class Host(Protocol):
 
     def sync_s(self) -> float:
         """Host seconds to wait for an idle device."""
+        ...
+
+    def round_trip_s(self) -> float:
+        """Host seconds to launch a kernel to an idle device and wait for it."""
         ...
 
 
@@ -92,24 +97,37 @@ class CudaHost:
         torch.cuda.synchronize()
         return issued_s(torch.cuda.synchronize)
 
+    def round_trip_s(self) -> float:
+        """See Host."""
+        import torch
+
+        def there_and_back() -> None:
+            torch.cuda._sleep(1)  # type: ignore[no-untyped-call]  # as in launch_s
+            torch.cuda.synchronize()
+
+        return issued_s(there_and_back)
+
 
 def measure(host: Host) -> dict[str, float]:
-    """Seconds of each figure, medians over ROUNDS after one batch that nobody times."""
-    batches: Mapping[str, Callable[[], float]] = {
-        "op_dispatch_s": lambda: host.op_s(CHAIN) / CHAIN,
-        "backward_op_s": lambda: host.backward_s(CHAIN) / CHAIN,
-        "launch_s": lambda: host.launch_s(CHAIN) / CHAIN,
-        "sync_s": host.sync_s,
+    """Seconds of each figure, from medians over ROUNDS after one batch that nobody times."""
+    launch_s = _median(lambda: host.launch_s(CHAIN) / CHAIN)
+    sync_s = _median(host.sync_s)
+    return {
+        "op_dispatch_s": max(_median(lambda: host.op_s(CHAIN) / CHAIN) - launch_s, 0.0),
+        "backward_op_s": max(_median(lambda: host.backward_s(CHAIN) / CHAIN) - launch_s, 0.0),
+        "launch_s": launch_s,
+        "launch_latency_s": max(_median(host.round_trip_s) - launch_s - sync_s, 0.0),
+        "sync_s": sync_s,
     }
-    found = {}
-    for name, batch in batches.items():
-        batch()
-        found[name] = statistics.median(batch() for _ in range(ROUNDS))
-    return found
+
+
+def _median(batch: Callable[[], float]) -> float:
+    batch()
+    return statistics.median(batch() for _ in range(ROUNDS))
 
 
 def write(out: Path, figures: Mapping[str, float], facts: Mapping[str, str]) -> Path:
     """Writes figures and their provenance, whole or not at all."""
     body = {"host": {name: float(f"{value:.4g}") for name, value in figures.items()}, "provenance": dict(facts)}
-    replace_file(out / FILE, yaml.safe_dump(body, sort_keys=False, width=120))
-    return out / FILE
+    replace_file(out / HOST_FILE, yaml.safe_dump(body, sort_keys=False, width=120))
+    return out / HOST_FILE

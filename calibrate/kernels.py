@@ -12,16 +12,16 @@ import hashlib
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate import adaptive
 from calibrate.cases import PLANS, Case, draw_cases, plan_sha256
-from calibrate.cases.gpu import on_gpu
 from calibrate.session import MeasuredCase, OpLog, Round, RoundLog, combine, write_provenance, write_table
 from perfmodel.db.device import Device
 from perfmodel.errors import ConfigError
+from perfmodel.extract.rewrites.tf32 import tf32
 from perfmodel.graph import Op
 
 N_ROUNDS = 3
@@ -33,7 +33,10 @@ STATISTIC = "smallest lower quartile of the rounds; a case whose two best rounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a session measures: families, how much of each plan, for how long (s) and where its files go."""
+    """What a session measures: families, how much of each plan, for how long (s) and where its files go.
+
+    `plan_s` is the time that the plan of a GPU is made for: a session that goes on plans as the first one did.
+    """
 
     device: Device
     families: tuple[str, ...]
@@ -41,6 +44,7 @@ class Settings:
     share: float = 1.0
     stages: tuple[int, ...] = (0,)
     limit_s: float = 600.0
+    plan_s: float = 600.0
     n_threads: int = 2
     rounds: int = N_ROUNDS
 
@@ -58,17 +62,34 @@ def check_families(names: Sequence[str]) -> tuple[str, ...]:
 
 def plan(settings: Settings) -> dict[str, list[Case]]:
     """Cases per family: the first plan's, and those that were chosen where the law fits worst."""
+    first = _gpu_plan(settings) if settings.device.kind == "cuda" else _cpu_plan(settings)
     found: dict[str, list[Case]] = {}
-    for family in settings.families:
-        cases: dict[str, Case] = {}
-        for stage in settings.stages:
-            cases |= {case.key: case for case in draw_cases(family, share=settings.share, stage=stage)}
-        if settings.device.kind == "cuda":
-            on_device = (on_gpu(case) for case in cases.values())
-            cases = {case.key: case for case in on_device if case is not None}
-        cases |= {case.key: case for case in adaptive.chosen(settings.out, family)}
-        found[family] = list(cases.values())
+    for family, cases in first.items():
+        members = {case.key: case for case in (*cases, *adaptive.chosen(settings.out, family))}
+        found[family] = list(members.values())
     return found
+
+
+def _cpu_plan(settings: Settings) -> dict[str, list[Case]]:
+    """The cases of all stages."""
+    return {
+        family: [case for stage in settings.stages for case in draw_cases(family, share=settings.share, stage=stage)]
+        for family in settings.families
+    }
+
+
+def _gpu_plan(settings: Settings) -> Mapping[str, Sequence[Case]]:
+    """As many cases as the time allows."""
+    from calibrate.plan_cuda import first_plan
+
+    return first_plan(
+        settings.families,
+        settings.device,
+        share=settings.share,
+        limit_s=settings.plan_s,
+        rounds=settings.rounds,
+        budget_s=BUDGET_S,
+    )
 
 
 def measure(settings: Settings, progress: Progress) -> bool:
@@ -143,7 +164,11 @@ def _op_of(case: Case, log: OpLog, settings: Settings) -> Op:
     if case.key not in log.known:
         device = "cuda" if settings.device.kind == "cuda" else "cpu"
         one_set = dataclasses.replace(case, state="warm")
-        log.add(case.key, recorded_op(case, prepare(one_set, device, 0), settings.device.kind))
+        op = recorded_op(case, prepare(one_set, device, 0), settings.device.kind)
+        if device == "cuda":
+            # torch lets convolutions in fp32 run as TF32 unless told otherwise, and nothing here tells it.
+            (op,) = tf32([op], "fp32")
+        log.add(case.key, op)
     return log.known[case.key]
 
 

@@ -18,11 +18,13 @@ import numpy as np
 from calibrate.build import Prepared, prepare
 from calibrate.cases.case import Case
 from calibrate.measure_cpu import Timing
+from perfmodel.extract.record import HOST_SYNCS
 
 COLD_FACTOR = 4  # sets of tensors fill the L2 cache this many times
 LAUNCHES = 20  # of one measured series, or as many as there are sets of tensors
+SERIES_S = 2e-3  # long calls make shorter series: a clock that ticks in half microseconds needs no more
 HOST_BOUND_FRAC = 0.9  # of a reading that issuing the calls took: nothing says that the device was not waiting
-MIN_SERIES, MAX_SERIES, WARM_UP_CALLS = 3, 25, 3
+MIN_SERIES, MAX_SERIES = 3, 25
 MS_PER_S = 1e3
 
 
@@ -64,11 +66,13 @@ class CudaClock:
         """See Clock."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph):
                 work()
         except RuntimeError:
+            # A capture that breaks off leaves its own stream behind as the current one.
+            torch.cuda.set_stream(stream)
             torch.cuda.synchronize()
             return None
         return graph.replay
@@ -79,27 +83,32 @@ def time_case(case: Case, *, budget_s: float, cache_bytes: int) -> Timing:
     import torch
 
     with torch.no_grad():
-        return time_prepared(prepare(case, "cuda", COLD_FACTOR * cache_bytes), budget_s, CudaClock())
+        prepared = prepare(case, "cuda", COLD_FACTOR * cache_bytes)
+        return time_prepared(prepared, budget_s, CudaClock(), capture=case.op not in HOST_SYNCS)
 
 
-def time_prepared(prepared: Prepared, budget_s: float, clock: Clock) -> Timing:
+def time_prepared(prepared: Prepared, budget_s: float, clock: Clock, *, capture: bool = True) -> Timing:
     """Device seconds of one call: series of calls over all sets of tensors, each divided by its length.
 
-    Raises ValueError for an operator that cannot be captured and whose reading is the host's.
+    An operator that waits for the device is not captured (`capture` False). Raises ValueError for one without a graph whose
+    reading is the host's.
     """
     sets = prepared.arguments
     kept: list[Any] = [None] * len(sets)
-    # Whole laps: every set is called equally often.
-    launches = len(sets) * max(LAUNCHES // len(sets), 1)
+
+    def lap() -> None:
+        for place, arguments in enumerate(sets):
+            kept[place] = prepared.call(*arguments, **prepared.kwargs)
+
+    clock.elapsed_s(lap)  # loads kernels, chooses algorithms and fills the allocator
+    laps = laps_of(len(sets), clock.elapsed_s(lap))
 
     def series() -> None:
-        for number in range(launches):
-            place = number % len(sets)
-            kept[place] = prepared.call(*sets[place], **prepared.kwargs)
+        for _ in range(laps):
+            lap()
 
-    for _ in range(WARM_UP_CALLS):
-        clock.elapsed_s(series)
-    graph = clock.captured(series)
+    launches = laps * len(sets)
+    graph = clock.captured(series) if capture else None
     work = graph or series
     first_s = clock.elapsed_s(work)
     if graph is None and clock.issue_s(series) > HOST_BOUND_FRAC * first_s:
@@ -109,6 +118,18 @@ def time_prepared(prepared: Prepared, budget_s: float, clock: Clock) -> Timing:
         times.append(clock.elapsed_s(work) / launches)
     least, quartile, median = np.quantile(np.array(times), [0.0, 0.25, 0.5]).tolist()
     return Timing(least_s=least, quartile_s=quartile, median_s=median, n_calls=len(times) * launches)
+
+
+def laps_of(n_sets: int, lap_s: float) -> int:
+    """Laps over all sets of tensors in one series: LAUNCHES calls, or fewer laps that fill SERIES_S; one at least."""
+    return max(min(LAUNCHES // n_sets, int(SERIES_S / max(lap_s, 1e-9))), 1)
+
+
+def round_s(call_s: float, n_sets: int, budget_s: float) -> float:
+    """Device seconds of one round of a case whose call takes `call_s`: what `time_prepared` runs."""
+    lap_s = n_sets * call_s
+    series_s = lap_s * laps_of(n_sets, lap_s)
+    return 2 * lap_s + series_s * (1 + min(max(budget_s / series_s, MIN_SERIES), MAX_SERIES))
 
 
 def issued_s(work: Callable[[], object]) -> float:

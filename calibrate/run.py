@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from calibrate import adaptive, host, host_cuda
+from calibrate import adaptive, host, host_cuda, plan_cuda
+from calibrate.cases.case import case_from_json
 from calibrate.fit_cpu import FamilyReport, fit_table
 from calibrate.fit_cuda import fit_tables
 from calibrate.kernels import Progress, Settings, check_families, device_title, facts, tables
@@ -15,6 +17,7 @@ from calibrate.kernels import measure as measure_kernels
 from calibrate.report import plot_rows, render
 from calibrate.session import write_provenance
 from perfmodel.db.fits import write_fit
+from perfmodel.db.host import HOST_FILE
 from perfmodel.db.loading import db_root, load_device
 from perfmodel.errors import MissingCalibrationError
 
@@ -39,32 +42,37 @@ def settings_of(
         out=out or db_root() / device.name,
         share=share,
         limit_s=limit_s,
+        plan_s=limit_s,
         n_threads=n_threads or device.n_sms,
     )
 
 
 def measure(settings: Settings, progress: Progress) -> bool:
-    """Measures what is missing: the first plan, on a CPU what a step adds to a call, then cases where the law fits worst.
+    """Measures what is missing: first plan, what surrounds the calls of a step, then cases where the law fits worst.
 
+    What surrounds them is a GPU's host overheads, measured before the plan, or on a CPU what a step adds to each call.
     False if the time limit came first.
     """
     started = time.monotonic()
-    if not measure_kernels(settings, progress):
-        return False
-    if settings.device.kind == "cuda" and not (settings.out / host_cuda.FILE).exists():
+    if settings.device.kind == "cuda" and not (settings.out / HOST_FILE).exists():
+        progress(0, 1, "host overheads")
         figures = host_cuda.measure(host_cuda.CudaHost())
         host_cuda.write(settings.out, figures, facts(settings, host_cuda.STATISTIC))
+    if not measure_kernels(settings, progress):
+        return False
     if settings.device.kind == "cpu" and not (settings.out / host.TABLE).exists():
         progress(0, 1, "what a step adds to a call")
         host.write(settings.out, host.measure(settings.families))
         write_provenance(settings.out / host.TABLE, facts(settings, host.STATISTIC))
-    if settings.device.kind == "cpu" and not all(
-        adaptive.path_of(settings.out, family).exists() for family in settings.families
-    ):
+    if not all(adaptive.path_of(settings.out, family).exists() for family in settings.families):
         progress(0, 1, "where the law fits worst")
         found = worst(settings)
         for family in settings.families:
-            adaptive.extend(settings.out, family, found.get(family, {}))
+            errors = found.get(family, {})
+            if settings.device.kind == "cuda":
+                adaptive.extend(settings.out, family, errors, partial(plan_cuda.drawn, settings.device))
+            else:
+                adaptive.extend(settings.out, family, errors)
     left_s = settings.limit_s - (time.monotonic() - started)
     return measure_kernels(replace(settings, limit_s=left_s), progress)
 
@@ -74,7 +82,11 @@ def worst(settings: Settings) -> dict[str, dict[str, float]]:
 
     Held-out cases have no say in what is measured next: they would be no test of it.
     """
-    return {report.family: dict(report.left_out) for report in _reports(settings)}
+    found: dict[str, dict[str, float]] = {}
+    for report in _reports(settings):
+        for text, error in report.left_out.items():
+            found.setdefault(case_from_json(text).family, {})[text] = error
+    return found
 
 
 def _reports(settings: Settings) -> list[FamilyReport]:

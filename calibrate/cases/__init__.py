@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from calibrate.cases import gemm, heavy, pointwise, rows
-from calibrate.cases.case import Case, Generator, Sizes, TensorArg, tensor_args
+from calibrate.cases.case import Case, Generator, Limits, Sizes, TensorArg, tensor_args
 
-__all__ = ["PLANS", "Case", "Sizes", "TensorArg", "draw_cases", "plan_sha256", "tensor_args"]
+__all__ = ["PLANS", "Case", "Limits", "Plan", "Sizes", "TensorArg", "draw_cases", "plan_sha256", "tensor_args"]
 
 SEED = 20261129
-PLANS: Mapping[str, Mapping[str, tuple[Generator, int]]] = {
+Plan = Mapping[str, tuple[Generator, int]]
+PLANS: Mapping[str, Plan] = {
     "gemm": gemm.GENERATORS,
     "elementwise": pointwise.FORWARD,
     "optimizer": pointwise.OPTIMIZER,
@@ -29,12 +30,19 @@ PLANS: Mapping[str, Mapping[str, tuple[Generator, int]]] = {
 }
 
 
-def draw_cases(family: str, *, share: float = 1.0, stage: int = 0) -> list[Case]:
-    """Distinct cases of one family, the same for the same share and stage; `stage` 0 is the first plan."""
+def draw_cases(
+    family: str,
+    *,
+    share: float = 1.0,
+    stage: int = 0,
+    limits: Limits = Limits(),  # noqa: B008 -- frozen
+    more: Plan | None = None,
+) -> list[Case]:
+    """Distinct cases of one family, the same for the same arguments; `stage` 0 is the first plan, `more` more generators."""
     found: dict[str, Case] = {}
-    for name, (generator, count) in PLANS[family].items():
+    for name, (generator, count) in {**PLANS[family], **(more or {})}.items():
         seed = int.from_bytes(hashlib.sha256(f"{SEED}/{family}/{name}/{stage}".encode()).digest()[:8], "big")
-        draw = Sizes(seed)
+        draw = Sizes(seed, limits)
         for _ in range(max(round(count * share), 4)):
             case = generator(draw)
             found.setdefault(case.key, case)

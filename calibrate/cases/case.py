@@ -19,6 +19,7 @@ State = Literal["warm", "cold", "fresh"]
 # tables are made cold by traffic between the calls, for a table has one copy only.
 # fresh: warm inputs, and outputs in pages that the process touches for the first time.
 
+MAX_SETS = 256  # of a cold case's tensors
 GOLDEN = 0.6180339887498949  # fractional parts of its multiples are as even as a sequence can be
 ITEMSIZE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "bool": 1}
 
@@ -76,10 +77,20 @@ def tensor_args(value: Any) -> list[TensorArg]:
     return []
 
 
-class Sizes:
-    """Seeded draws of sizes: log-uniform, often rounded to what people use."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far sizes go, as multiples of the plan for a CPU: FLOPs of a call, bytes of its tensors, length of a dimension."""
 
-    def __init__(self, seed: int) -> None:
+    flops: float = 1.0
+    bytes: float = 1.0
+    length: float = 1.0
+
+
+class Sizes:
+    """Seeded draws of sizes: log-uniform, often rounded to what people use. Equal limits give equal draws."""
+
+    def __init__(self, seed: int, limits: Limits = Limits()) -> None:
+        self.limits = limits
         self.random = random.Random(seed)
         self._place = self.random.random()
 

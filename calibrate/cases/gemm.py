@@ -24,16 +24,16 @@ def _width(draw: Sizes) -> int:
     if style < 0.14:
         return draw.log(2, 600)
     if style < 0.24:
-        return draw.log(2000, 32768, step=8)
-    return draw.log(16, 4096, step=8)
+        return draw.log(2000, 32768 * draw.limits.length, step=8)
+    return draw.log(16, 4096 * draw.limits.length, step=8)
 
 
 def _layer(draw: Sizes) -> tuple[int, int, int]:
     """Rows of a batch, inputs and outputs of a linear layer."""
     while True:
-        rows, inputs, outputs = draw.log(8, 8192), _width(draw), _width(draw)
+        rows, inputs, outputs = draw.log(8, 8192 * draw.limits.length), _width(draw), _width(draw)
         moved = 4 * (rows * inputs + rows * outputs + inputs * outputs)
-        if 2 * rows * inputs * outputs <= MAX_FLOPS and moved <= MAX_BYTES:
+        if 2 * rows * inputs * outputs <= MAX_FLOPS * draw.limits.flops and moved <= MAX_BYTES * draw.limits.bytes:
             return rows, inputs, outputs
 
 
@@ -61,9 +61,14 @@ def addmm(draw: Sizes) -> Case:
 def bmm(draw: Sizes) -> Case:
     """A batched product: scores and contexts of attention heads (one side is a head's size), pairs of features."""
     while True:
-        batch, length, dim = draw.log(2, 4096), draw.log(4, 512), draw.pick([16, 32, 32, 64, 64, 128])
+        batch, length, dim = (
+            draw.log(2, 4096),
+            draw.log(4, 512 * draw.limits.length),
+            draw.pick([16, 32, 32, 64, 64, 128]),
+        )
         kind = draw.pick(["scores", "context", "pairs"])
-        if 2 * batch * length * length * dim <= MAX_FLOPS / 2 and 4 * batch * length * (length + 2 * dim) <= MAX_BYTES:
+        flops, moved = 2 * batch * length * length * dim, 4 * batch * length * (length + 2 * dim)
+        if flops <= MAX_FLOPS * draw.limits.flops / 2 and moved <= MAX_BYTES * draw.limits.bytes:
             break
     if kind == "scores":
         sides = (

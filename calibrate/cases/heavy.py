@@ -7,17 +7,20 @@ from functools import partial
 from calibrate.cases.case import Case, Generator, Sizes, TensorArg
 
 MAX_TABLE_BYTES = 200e6
+MAX_LOOKED_UP_ELEMS = 8e6
 MAX_CONV_FLOPS = 5e9
+MAX_CONV_ELEMS = 120e6  # more than any case of the plan for a CPU has
 LARGEST_IMAGE_ELEMS = 4e6
+MAX_SCORES = 2e7  # pairs of a query and a key
 
 
 def _table(draw: Sizes) -> tuple[int, int, int, int, float]:
     while True:
-        rows, dim = draw.log(500, 2e6), draw.pick([8, 16, 32, 64, 128])
-        if rows * dim * 4 <= MAX_TABLE_BYTES:
+        rows, dim = draw.log(500, 2e6 * draw.limits.length), draw.pick([8, 16, 32, 64, 128])
+        if rows * dim * 4 <= MAX_TABLE_BYTES * draw.limits.bytes:
             break
-    pooling, batch = draw.log(1, 40), draw.log(16, 4096)
-    if pooling * batch * dim > 8e6:
+    pooling, batch = draw.log(1, 40), draw.log(16, 4096 * draw.limits.length)
+    if pooling * batch * dim > MAX_LOOKED_UP_ELEMS * draw.limits.bytes:
         pooling = 1
     return rows, dim, pooling, batch, draw.pick([0.0, 0.0, 0.8, 1.05, 1.3])
 
@@ -43,7 +46,7 @@ def embedding(draw: Sizes) -> Case:
 
 def embedding_dense_backward(draw: Sizes) -> Case:
     """A dense gradient of the whole table."""
-    rows, dim, lookups = draw.log(200, 60000), draw.pick([64, 128, 256, 512]), draw.log(16, 4096)
+    rows, dim, lookups = draw.log(200, 60000), draw.pick([64, 128, 256, 512]), draw.log(16, 4096 * draw.limits.length)
     indices = TensorArg(shape=(lookups,), dtype="int64", fill="index", high=rows)
     args = (TensorArg(shape=(lookups, dim)), indices, rows, -1, False)
     return Case(family="embedding", op="aten.embedding_dense_backward", args=args, state=draw.pick(["warm", "cold"]))
@@ -107,11 +110,13 @@ _CHANNELS = (16, 24, 32, 48, 64, 64, 96, 128, 128, 256, 256, 384, 512)
 
 def _conv_sizes(draw: Sizes) -> tuple[TensorArg, TensorArg, int, int, tuple[int, ...]]:
     while True:
-        batch, side = draw.log(1, 64), draw.pick([4, 7, 8, 14, 16, 28, 32, 56, 64, 112])
+        batch, side = draw.log(1, 64 * draw.limits.length), draw.pick([4, 7, 8, 14, 16, 28, 32, 56, 64, 112])
         c_in, c_out = draw.pick([3, *_CHANNELS]), draw.pick([3, *_CHANNELS] if draw.chance(0.1) else _CHANNELS)
         taps, stride = draw.pick([1, 3, 3, 3, 7]), draw.pick([1, 1, 2])
         out = (side + 2 * (taps // 2) - taps) // stride + 1
-        if 2e5 < 2 * batch * out * out * c_in * c_out * taps * taps < MAX_CONV_FLOPS:
+        flops = 2 * batch * out * out * c_in * c_out * taps * taps
+        elems = batch * (side * side * c_in + out * out * c_out)
+        if 2e5 < flops < MAX_CONV_FLOPS * draw.limits.flops and elems <= MAX_CONV_ELEMS * draw.limits.bytes:
             break
     order = (0, 2, 3, 1) if draw.chance(0.25) else ()
     image = TensorArg(shape=(batch, c_in, side, side), order=order)
@@ -138,8 +143,12 @@ def convolution_backward(draw: Sizes) -> Case:
 
 def _depthwise_sizes(draw: Sizes) -> tuple[TensorArg, TensorArg, int, int, tuple[int, ...]]:
     """One filter a channel."""
-    batch, side, channels = draw.log(1, 64), draw.pick([7, 14, 28, 56, 112]), draw.log(16, 960, step=8)
-    if batch * channels * side * side > LARGEST_IMAGE_ELEMS:
+    batch, side, channels = (
+        draw.log(1, 64 * draw.limits.length),
+        draw.pick([7, 14, 28, 56, 112]),
+        draw.log(16, 960, step=8),
+    )
+    if batch * channels * side * side > LARGEST_IMAGE_ELEMS * draw.limits.bytes:
         batch = 1
     taps, stride = draw.pick([3, 3, 5]), draw.pick([1, 1, 2])
     out = (side + 2 * (taps // 2) - taps) // stride + 1
@@ -168,8 +177,8 @@ def depthwise_backward(draw: Sizes) -> Case:
 def _heads(draw: Sizes) -> tuple[TensorArg, bool]:
     while True:
         batch, heads = draw.log(1, 32), draw.pick([1, 2, 4, 8, 12])
-        length, dim = draw.log(16, 1024), draw.pick([16, 32, 64, 128])
-        if batch * heads * length * max(length, dim) <= 2e7:
+        length, dim = draw.log(16, 1024 * draw.limits.length), draw.pick([16, 32, 64, 128])
+        if batch * heads * length * max(length, dim) <= MAX_SCORES * draw.limits.flops:
             break
     return TensorArg(shape=(batch, heads, length, dim), order=(0, 2, 1, 3)), draw.chance(0.5)
 

@@ -39,7 +39,7 @@ class SameShape:
 
     def __call__(self, draw: Sizes) -> Case:
         """One case."""
-        shape = _size(draw, LARGEST_ELEMS)
+        shape = _size(draw, LARGEST_ELEMS * draw.limits.bytes)
         tensors = tuple(TensorArg(shape=shape, fill=self.fill) for _ in range(self.n_tensors))
         state = _state(draw, fresh=self.fresh)
         return Case(family=self.family, op=self.op, overload=self.overload, args=(*tensors, *self.extra), state=state)
@@ -48,14 +48,14 @@ class SameShape:
 def add_row(op: str, draw: Sizes) -> Case:
     """A matrix and a row: broadcast over rows."""
     columns = draw.log(8, 2048)
-    rows = draw.log(4, max(LARGEST_ELEMS / 2 / columns, 5))
+    rows = draw.log(4, max(LARGEST_ELEMS * draw.limits.bytes / 2 / columns, 5))
     args = (TensorArg(shape=(rows, columns)), TensorArg(shape=(columns,)))
     return Case(family="elementwise", op=op, overload="Tensor", args=args, state=_state(draw, fresh=False))
 
 
 def scalar_divisor(draw: Sizes) -> Case:
     """A tensor divided by a tensor of one element, in place."""
-    shape = _size(draw, LARGEST_ELEMS)
+    shape = _size(draw, LARGEST_ELEMS * draw.limits.bytes)
     args = (TensorArg(shape=shape), TensorArg(shape=(), fill="ones"))
     return Case(family="elementwise", op="aten.div_", overload="Tensor", args=args, state=_state(draw, fresh=False))
 
@@ -63,7 +63,7 @@ def scalar_divisor(draw: Sizes) -> Case:
 def where(draw: Sizes) -> Case:
     """A mask of a square, broadcast over batch and heads, selects scores or a scalar."""
     length, batch, heads = draw.log(8, 512), draw.log(1, 16), draw.pick([1, 2, 4, 8, 12])
-    if length * length * batch * heads > HEAVY_ELEMS:
+    if length * length * batch * heads > HEAVY_ELEMS * draw.limits.bytes:
         batch = 1
     mask = TensorArg(shape=(1, 1, length, length), dtype="bool", fill="mask")
     args = (mask, TensorArg(shape=(batch, heads, length, length)), TensorArg(shape=(), fill="ones"))
@@ -72,7 +72,11 @@ def where(draw: Sizes) -> Case:
 
 def cast(source: str, target: str, draw: Sizes) -> Case:
     """A change of type."""
-    arg = TensorArg(shape=_size(draw, LARGEST_ELEMS), dtype=source, fill="mask" if source == "bool" else "normal")
+    arg = TensorArg(
+        shape=_size(draw, LARGEST_ELEMS * draw.limits.bytes),
+        dtype=source,
+        fill="mask" if source == "bool" else "normal",
+    )
     return Case(
         family="copy", op="aten._to_copy", args=(arg,), kwargs={"dtype": target}, state=_state(draw, fresh=False)
     )
@@ -80,13 +84,13 @@ def cast(source: str, target: str, draw: Sizes) -> Case:
 
 def like(op: str, draw: Sizes) -> Case:
     """A new tensor filled with a value."""
-    arg = TensorArg(shape=_size(draw, LARGEST_ELEMS))
+    arg = TensorArg(shape=_size(draw, LARGEST_ELEMS * draw.limits.bytes))
     return Case(family="copy", op=op, args=(arg,), state=_state(draw, fresh=True))
 
 
 def new_zeros(draw: Sizes) -> Case:
     """Zeros of a shape of their own."""
-    shape = _size(draw, LARGEST_ELEMS)
+    shape = _size(draw, LARGEST_ELEMS * draw.limits.bytes)
     return Case(
         family="copy", op="aten.new_zeros", args=(TensorArg(shape=(4,)), list(shape)), state=_state(draw, fresh=True)
     )
@@ -94,7 +98,7 @@ def new_zeros(draw: Sizes) -> Case:
 
 def loss(op: str, extra: tuple[Any, ...], *, backward: bool, draw: Sizes) -> Case:
     """A mean loss of predictions and targets in (0, 1)."""
-    shape = (draw.log(16, 1e6),)
+    shape = (draw.log(16, 1e6 * draw.limits.bytes),)
     pair = (TensorArg(shape=shape, fill="unit"), TensorArg(shape=shape, fill="unit"))
     args = (TensorArg(shape=(), fill="ones"), *pair, *extra) if backward else (*pair, *extra)
     return Case(family="loss", op=op, args=args, state="warm")

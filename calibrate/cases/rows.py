@@ -11,7 +11,7 @@ LARGEST_ELEMS = 8e6
 
 def _rows(draw: Sizes, *, columns: tuple[int, int] = (16, 8192), largest: float = LARGEST_ELEMS) -> tuple[int, int]:
     width = draw.log(*columns)
-    return draw.log(1, max(largest / width, 2)), width
+    return draw.log(1, max(largest * draw.limits.bytes / width, 2)), width
 
 
 def column_sum(draw: Sizes) -> Case:
@@ -31,7 +31,10 @@ def row_mean(op: str, draw: Sizes) -> Case:
 def full(op: str, draw: Sizes) -> Case:
     """A reduction to one value."""
     return Case(
-        family="reduction", op=op, args=(TensorArg(shape=(draw.log(16, LARGEST_ELEMS),)),), state=draw.pick(["warm"])
+        family="reduction",
+        op=op,
+        args=(TensorArg(shape=(draw.log(16, LARGEST_ELEMS * draw.limits.bytes),)),),
+        state=draw.pick(["warm"]),
     )
 
 
@@ -61,9 +64,9 @@ def layer_norm_backward(draw: Sizes) -> Case:
 
 def _image(draw: Sizes, largest: float = 4e6) -> TensorArg:
     while True:
-        batch, channels = draw.log(1, 64), draw.log(16, 1024, step=16)
+        batch, channels = draw.log(1, 64 * draw.limits.length), draw.log(16, 1024, step=16)
         side = draw.pick([1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 112])
-        if 64 <= batch * channels * side * side <= largest:
+        if 64 <= batch * channels * side * side <= largest * draw.limits.bytes:
             break
     order = (0, 2, 3, 1) if draw.chance(0.3) else ()
     return TensorArg(shape=(batch, channels, side, side), order=order)
@@ -122,9 +125,9 @@ def nll_backward(draw: Sizes) -> Case:
 def clone(draw: Sizes) -> Case:
     """A contiguous copy of [batch, length, heads, dim] seen as [batch, heads, length, dim], or of a transposed matrix."""
     if draw.chance(0.6):
-        batch, length, heads = draw.log(1, 32), draw.log(4, 512), draw.pick([1, 2, 4, 8, 12])
+        batch, length, heads = draw.log(1, 32), draw.log(4, 512 * draw.limits.length), draw.pick([1, 2, 4, 8, 12])
         dim = draw.pick([16, 32, 64, 128])
-        if batch * length * heads * dim > LARGEST_ELEMS:
+        if batch * length * heads * dim > LARGEST_ELEMS * draw.limits.bytes:
             batch = 1
         order = draw.pick([(0, 2, 1, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
         arg = TensorArg(shape=(batch, heads, length, dim), order=order)
@@ -142,8 +145,8 @@ def copy_(draw: Sizes) -> Case:
 
 def cat(draw: Sizes) -> Case:
     """Matrices side by side (features of tables) or three equal parts (query, key, value)."""
-    n_parts, rows = draw.pick([2, 3, 4, 9, 27]), draw.log(4, 8192)
-    width = draw.log(8, max(min(512.0, LARGEST_ELEMS / n_parts / rows), 9))
+    n_parts, rows = draw.pick([2, 3, 4, 9, 27]), draw.log(4, 8192 * draw.limits.length)
+    width = draw.log(8, max(min(512.0, LARGEST_ELEMS * draw.limits.bytes / n_parts / rows), 9))
     parts = [TensorArg(shape=(rows, width)) for _ in range(n_parts)]
     return Case(family="copy", op="aten.cat", args=(parts, 1), state=draw.pick(["warm", "cold"]))
 

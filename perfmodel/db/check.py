@@ -3,7 +3,7 @@
 Problems (the check fails): a file that does not load (schema, units, missing provenance, arrays of another fit), a name or
 alias used twice, a `nearest` that names no device, arrays without a fit, a parameter or error that is not a finite number,
 a negative time, a fit without held-out error, a measured table without provenance, with duplicate rows, with times that are
-not positive, or faster than the device's peak.
+not positive, or faster than the device's peak, a host.yaml (measured host overheads) of wrong figures or without provenance.
 Remarks (it does not fail): where a measured time falls although the work grows.
 """
 

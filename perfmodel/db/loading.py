@@ -14,6 +14,7 @@ from perfmodel.config.loading import validate
 from perfmodel.config.reading import read_mapping
 from perfmodel.db.device import Device, Fit, HostCosts, Overlap, shared
 from perfmodel.db.fits import list_fits, read_fit
+from perfmodel.db.host import HOST_FILE, host_costs
 from perfmodel.db.inherit import inherit_fits
 from perfmodel.errors import ConfigError, MissingCalibrationError, suggest
 
@@ -118,9 +119,14 @@ def load_own(device_dir: Path) -> Device:
             fits[family] = read_fit(device_dir, family)
         except ConfigError as error:
             problems.extend(error.problems)
+    device = to_device(spec, fits)
+    try:
+        device = replace(device, host=host_costs(device_dir, device.host))
+    except ConfigError as error:
+        problems.extend(error.problems)
     if problems:
         raise ConfigError(problems)
-    return to_device(spec, fits)
+    return device
 
 
 def _wrong_name(spec: DeviceSpec, path: Path) -> list[str]:
@@ -206,7 +212,7 @@ Stamp = tuple[tuple[str, str, int], ...]
 
 
 def _stamp(folder: Path) -> Stamp:
-    """Names and times of all device and fit files: a changed database is read again."""
+    """Names and times of all device, host and fit files: a changed database is read again."""
     found = []
     with os.scandir(folder) as entries:
         device_dirs = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -215,7 +221,7 @@ def _stamp(folder: Path) -> Stamp:
             found += [
                 (device_dir, file.name, file.stat().st_mtime_ns)
                 for file in files
-                if file.name == DEVICE_FILE or ".fit." in file.name
+                if file.name in {DEVICE_FILE, HOST_FILE} or ".fit." in file.name
             ]
     return tuple(sorted(found))
 
@@ -241,7 +247,12 @@ def _specs(folder: Path, stamp: Stamp) -> Mapping[str, DeviceSpec]:
 def _devices(folder: Path, stamp: Stamp) -> Mapping[str, Device]:
     """Every device with its own fits, unread."""
     specs = _specs(folder, stamp)
-    return {name: replace(to_device(spec), fits=_FitsOnDisk(folder / name)) for name, spec in specs.items()}
+    return {name: _unread(folder / name, spec) for name, spec in specs.items()}
+
+
+def _unread(device_dir: Path, spec: DeviceSpec) -> Device:
+    device = to_device(spec)
+    return replace(device, host=host_costs(device_dir, device.host), fits=_FitsOnDisk(device_dir))
 
 
 @lru_cache(maxsize=256)

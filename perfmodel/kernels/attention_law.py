@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.db.device import Device
-from perfmodel.estimate import Estimate, Source
+from perfmodel.estimate import Estimate
 from perfmodel.kernels.attention import BACKWARD_PRODUCTS, CUDNN, EFFICIENT, FORWARD_PRODUCTS, IMPLEMENTATIONS
 from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
 from perfmodel.kernels.registry import KernelCall, kernel_family
@@ -202,17 +202,22 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
 def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: Device) -> Segment | None:
     """The segment of the call's implementation, or the nearest one; backward and other types are DERIVED.
 
-    The memory-efficient kernel, and flash attention below FLASH_CAPABILITY, is derived from FlashAttention-2.
+    A device whose backward passes or memory-efficient kernels were measured has segments of those names. Else the
+    memory-efficient kernel, and flash attention below FLASH_CAPABILITY, is derived from FlashAttention-2.
 
     PyTorch's flash operator is FlashAttention-2 everywhere; on Hopper only the third generation was measured, and the
     second is derived from it. cudnn's kernel on Hopper is as fast as the third (Shah et al. 2024, figure 5).
     """
     hopper = float(device.compute_capability or 0) >= HOPPER
     asked = IMPLEMENTATIONS[int(call.features["implementation"])]
-    if asked == "auto" and runs_efficient(call, device):
-        return _efficient(segments, call)
+    efficient = asked == "auto" and runs_efficient(call, device)
     if asked == "auto":
         asked = "flash3" if hopper and call.features["variant"] == CUDNN else "flash2"
+    own = segments.get(f"{'efficient' if efficient else asked}{'_backward' if call.features['backward'] else ''}")
+    if own is not None and (efficient or call.features["backward"]) and call.pipe.endswith("_tensor"):
+        return own
+    if efficient:
+        return _efficient(segments, call)
     found = segments.get(asked)
     if found is None and asked == "flash2" and hopper and "flash3" in segments:
         found = _slower(segments["flash3"], HOPPER_SPEEDUP)
@@ -236,7 +241,10 @@ def _efficient(segments: Mapping[str, Segment], call: KernelCall) -> Segment | N
     """The memory-efficient kernel: half as fast as FlashAttention-2 on tensor cores; on FP32 cores the law as it is."""
     if not segments:
         return None
-    found = segments.get("flash2") or segments.get("flash3") or next(iter(segments.values()))
+    forward = {name: segment for name, segment in segments.items() if not name.endswith("_backward")}
+    found = (
+        forward.get("flash2") or forward.get("flash3") or next(iter(forward.values()), next(iter(segments.values())))
+    )
     slowdown = EFFICIENT_SLOWDOWN * (HOPPER_SPEEDUP if found.name == "flash3" else 1.0)
     return _slower(found, slowdown) if call.pipe.endswith("_tensor") else found.only_law()
 
@@ -252,8 +260,4 @@ def _slower(segment: Segment, slowdown: float) -> Segment:
 @kernel_family("attention")
 def attention_family(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
     """Estimates of fused attention by the fit of this device, or by roofline without one."""
-    found = price_by_segments(calls, device, "attention", LAW, (choose_segment, law))
-    return [
-        replace(estimate, source=max(estimate.source, Source.DERIVED)) if call.features["backward"] else estimate
-        for call, estimate in zip(calls, found, strict=True)
-    ]
+    return price_by_segments(calls, device, "attention", LAW, (choose_segment, law))

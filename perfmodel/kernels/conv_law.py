@@ -271,7 +271,9 @@ def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: De
     """The convolution segment of the call's pipe, or one that borrows the device's matrix-product law for that pipe."""
     if call.pipe in segments:
         own = segments[call.pipe]
-        return own if call.features["kind"] == FORWARD else own.derived()
+        # Public sweeps measure forward only; an own calibration has all three kinds.
+        measured = call.features["kind"] + 1.0 <= own.fit_range.get("kind_number", (1.0, 1.0))[1]
+        return own if measured else own.derived()
     fit = device.fits.get("gemm")
     if fit is None:
         return None

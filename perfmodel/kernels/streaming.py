@@ -1,11 +1,12 @@
-"""Kernels bound by memory traffic that have no measurements of their own: copies, fills, gathers, optimizers, random numbers.
+"""Kernels bound by memory traffic: copies, fills, gathers, optimizers, random numbers, pooling.
 
-    time = max(plain(bytes / pattern fraction), FLOPs / peak, serial steps · step time)
+    time = max(plain(bytes / pattern fraction), FLOPs / peak, serial steps · step time) + extra
 
 `plain(b)` is the time of a pointwise kernel that moves b bytes: by the device's own fit of the family `elementwise`, where it
 has one (that includes what is still in L2), else floor + b / (sustained fraction · bandwidth). The pattern fraction is what
 the access pattern leaves of that bandwidth, from the kernel listing of DLRM training on a V100 (owensgroup/ml_perf_model,
-op -> kernel -> us; batch 2048), named per family.
+op -> kernel -> us; batch 2048), named per family; nothing is extra. A device that was calibrated here has a fit of both, by
+family.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Source, Work
 from perfmodel.graph import ITEMSIZE_BYTES
+from perfmodel.kernels.correction import LawResult, Segment, price_by_segments
 from perfmodel.kernels.registry import FAMILIES, KernelCall, kernel_family
 from perfmodel.kernels.roofline import estimates, peak_flops_per_s
+
+LAW = "streaming/1"
 
 # Sustained copy bandwidth over datasheet bandwidth: 817 of 900 GB/s on V100, 1391 of 1555 GB/s on A100
 # (owensgroup/ml_perf_model, analysis/utils.py @5b2522a, peak_DRAM_BW).
@@ -51,30 +55,31 @@ SERIAL_STEP_S = 0.8e-6
 PLAIN = "elementwise"
 
 
-def streaming_s(calls: Sequence[KernelCall], device: Device) -> NDArray[np.float64]:
-    """Seconds of each call by the law above."""
+def streaming_s(calls: Sequence[KernelCall], device: Device, pattern_frac: float | None = None) -> NDArray[np.float64]:
+    """Seconds of each call by the law above, without extra; `pattern_frac` replaces that of the calls' families."""
     peaks = {pipe: peak_flops_per_s(device, pipe) for pipe in {call.pipe for call in calls}}
     flops = np.array([call.work.flops for call in calls], dtype=np.float64)
     peak = np.array([peaks[call.pipe] for call in calls])
     serial = np.array([call.features.get("serial_steps", 0.0) for call in calls]) * SERIAL_STEP_S
     arithmetic = device.kernel_floor_s + np.maximum(flops / peak, serial)
-    time_s: NDArray[np.float64] = np.maximum(plain_s(calls, device), arithmetic)
+    time_s: NDArray[np.float64] = np.maximum(plain_s(calls, device, pattern_frac), arithmetic)
     return time_s
 
 
-def plain_s(calls: Sequence[KernelCall], device: Device) -> NDArray[np.float64]:
+def plain_s(calls: Sequence[KernelCall], device: Device, pattern_frac: float | None = None) -> NDArray[np.float64]:
     """Seconds of pointwise kernels that move the calls' bytes, each over its pattern fraction."""
+    fractions = [pattern_frac or PATTERN_FRAC[call.family] for call in calls]
     if PLAIN in device.fits:
-        found = FAMILIES[PLAIN]([_plain_call(call) for call in calls], device)
+        found = FAMILIES[PLAIN]([_plain_call(*pair) for pair in zip(calls, fractions, strict=True)], device)
         return np.array([estimate.time_s for estimate in found])
     sustained = SUSTAINED_FRAC if device.kind == "cuda" else CPU_SUSTAINED_FRAC
-    moved = np.array([call.work.bytes / PATTERN_FRAC[call.family] for call in calls], dtype=np.float64)
-    return device.kernel_floor_s + moved / (device.memory_bytes_per_s * sustained)
+    moved = np.array([call.work.bytes for call in calls], dtype=np.float64) / np.array(fractions)
+    time_s: NDArray[np.float64] = device.kernel_floor_s + moved / (device.memory_bytes_per_s * sustained)
+    return time_s
 
 
-def _plain_call(call: KernelCall) -> KernelCall:
+def _plain_call(call: KernelCall, fraction: float) -> KernelCall:
     """A vectorised pointwise kernel with one stream in and one out that moves the call's bytes over its pattern fraction."""
-    fraction = PATTERN_FRAC[call.family]
     itemsize = ITEMSIZE_BYTES[call.dtype]
     work = Work(read_bytes=round(call.work.read_bytes / fraction), write_bytes=round(call.work.write_bytes / fraction))
     features = {
@@ -87,8 +92,29 @@ def _plain_call(call: KernelCall) -> KernelCall:
     return KernelCall(family=PLAIN, work=work, dtype=call.dtype, features=features)
 
 
+def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawResult:
+    """The law with the fraction and the extra seconds of a family's own fit, and what its correction reads."""
+    p = segment.parameters
+    time_s = streaming_s(calls, device, p["pattern_frac"]) + p["extra_s"]
+    moved = np.maximum(np.array([call.work.bytes for call in calls], dtype=np.float64), 1.0)
+    written = np.array([call.work.write_bytes for call in calls], dtype=np.float64)
+    sizes = np.array([ITEMSIZE_BYTES[call.dtype] for call in calls], dtype=np.float64)
+    features = np.column_stack(
+        [np.log(time_s), np.log(moved), np.log(moved / device.l2_bytes), written / moved, np.log2(sizes)]
+    )
+    return LawResult(time_s=time_s, features=features, ranged={"bytes": moved})
+
+
+def choose_segment(segments: Mapping[str, Segment], call: KernelCall, device: Device) -> Segment | None:
+    """A family's fit has one segment."""
+    return segments.get("all")
+
+
 def streaming(calls: Sequence[KernelCall], device: Device) -> list[Estimate]:
-    """Estimates of memory-bound kernels without measurements of their own; range 0.6 to 1.7 times."""
+    """Estimates by the fit of the calls' family, where the device was calibrated; else derived, range 0.6 to 1.7 times."""
+    family = calls[0].family
+    if family in device.fits:
+        return price_by_segments(calls, device, family, LAW, (choose_segment, law))
     return estimates(streaming_s(calls, device), (LOW_FRAC, HIGH_FRAC), Source.DERIVED)
 
 

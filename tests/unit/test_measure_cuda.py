@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from calibrate import host_cuda
 from calibrate.build import Prepared
-from calibrate.measure_cuda import LAUNCHES, CudaClock, time_prepared
+from calibrate.measure_cuda import LAUNCHES, CudaClock, round_s, time_prepared
+from perfmodel.db.device import HostCosts
+from perfmodel.db.host import host_costs
 
 
 class Machine:
@@ -23,6 +24,7 @@ class Machine:
         self.capturing: list[int] | None = None
         self.seen: Counter[int] = Counter()
         self.order: list[int] = []
+        self.streams: list[str] = []
 
     def call(self, place: int) -> None:
         self.seen[place] += 1
@@ -70,6 +72,8 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
         monkeypatch.setattr(torch.cuda, "graph", graph)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the default stream")
+        monkeypatch.setattr(torch.cuda, "set_stream", self.streams.append)
 
     def prepared(self, n_sets: int) -> Prepared:
         return Prepared(call=self.call, arguments=tuple((i,) for i in range(n_sets)), kwargs={}, moved_bytes=0)
@@ -101,6 +105,32 @@ def test_what_cannot_be_captured_is_timed_eagerly_if_the_device_is_the_slower(mo
     slow.install(monkeypatch)
     monkeypatch.setattr("calibrate.measure_cuda.time.perf_counter", lambda: 0.0)
     assert time_prepared(slow.prepared(1), 1e-3, CudaClock()).median_s == pytest.approx(500e-6)
+    assert slow.streams == ["the default stream"]  # not the one of the capture that broke off
+
+
+def test_what_waits_for_the_device_is_not_captured_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Machine(call_us=500)
+    slow.install(monkeypatch)
+    monkeypatch.setattr("calibrate.measure_cuda.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", None)
+    assert time_prepared(slow.prepared(1), 1e-3, CudaClock(), capture=False).median_s == pytest.approx(500e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_sets", "call_us", "n_launches"), [(1, 7, 20), (3, 7, 18), (50, 7, 50), (1, 500, 4), (2, 9000, 2)]
+)
+def test_series_of_long_calls_are_short(
+    n_sets: int, call_us: int, n_launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 20 calls in whole laps, or as many laps as fill 2 ms; at least three series, by a budget of nothing.
+    machine = Machine(call_us=call_us)
+    machine.install(monkeypatch)
+    before_s = machine.now_us * 1e-6
+    timing = time_prepared(machine.prepared(n_sets), 0.0, CudaClock())
+    assert timing.n_calls == 3 * n_launches
+    # Two laps to warm up, one replay that nobody times, three that are timed.
+    assert machine.now_us * 1e-6 - before_s == pytest.approx(call_us * 1e-6 * (2 * n_sets + 4 * n_launches))
+    assert round_s(call_us * 1e-6, n_sets, 0.0) == pytest.approx(call_us * 1e-6 * (2 * n_sets + 4 * n_launches))
 
 
 def test_a_reading_that_is_the_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +163,22 @@ class FakeHost:
     def sync_s(self) -> float:
         return self._cost("sync", 5e-6)
 
+    def round_trip_s(self) -> float:
+        return self._cost("round trip", 9.5e-6)
+
 
 def test_host_figures_are_per_call_and_leave_the_first_batch_out(tmp_path: Path) -> None:
     figures = host_cuda.measure(FakeHost())
+    # Operators have one launch each (3 us), which is counted apart; the round trip is a launch, a latency and a wait.
     assert figures == pytest.approx(
-        {"op_dispatch_s": 6e-6, "backward_op_s": 9e-6, "launch_s": 3e-6, "sync_s": 5e-6}, rel=1e-12
+        {"op_dispatch_s": 3e-6, "backward_op_s": 6e-6, "launch_s": 3e-6, "launch_latency_s": 1.5e-6, "sync_s": 5e-6}
     )
-    path = host_cuda.write(tmp_path, figures, {"device": "a card", "statistic": host_cuda.STATISTIC})
-    read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert read["host"]["launch_s"] == pytest.approx(3e-6)
-    assert read["provenance"]["device"] == "a card"
+    facts = {"device": "a card", "date": "2026-11-30", "torch": "2.11", "statistic": host_cuda.STATISTIC}
+    host_cuda.write(tmp_path, figures, facts)
+    before = HostCosts(
+        op_dispatch_s=9.0, backward_op_s=9.0, launch_s=9.0, launch_latency_s=9.0, sync_s=9.0, low_frac=0.5, source="old"
+    )
+    read = host_costs(tmp_path, before)
+    assert {name: getattr(read, name) for name in figures} == pytest.approx(figures)
+    assert (read.low_frac, read.high_frac) == (0.79, 1.23)  # the spread of one host (see HostCosts)
+    assert read.source.startswith("measured on a card, 2026-11-30, torch 2.11")
