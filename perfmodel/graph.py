@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from perfmodel.errors import GraphError, other_version
@@ -37,6 +38,20 @@ ITEMSIZE_BYTES: Mapping[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
+
+
+MAX_LAYOUTS = 4096  # remembered
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """True if elements with these strides lie in row-major order without gaps."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +82,7 @@ class TensorSpec:
     @property
     def is_contiguous(self) -> bool:
         """True if the elements lie in row-major order without gaps."""
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
+        return is_row_major(self.shape, self.strides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,23 @@ class Op:
     recompute: bool = False
     host_sync: bool = False
     stream: Literal["compute", "copy"] = "compute"
+
+    def at(self, number: int) -> Op:
+        """The same op at another place of a graph: `dataclasses.replace` in half its time."""
+        return Op(
+            id=number,
+            name=self.name,
+            overload=self.overload,
+            inputs=self.inputs,
+            input_names=self.input_names,
+            outputs=self.outputs,
+            attrs=self.attrs,
+            module=self.module,
+            phase=self.phase,
+            recompute=self.recompute,
+            host_sync=self.host_sync,
+            stream=self.stream,
+        )
 
     def arg(self, name: str) -> TensorSpec | None:
         """The tensor argument called `name` in the operator's schema, or None if it was not given."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.topology import Link, Topology
 
 _DONE_S = 1e-15
+MAX_GROUPS = 4096  # of ranks, whose shares are remembered
 
 
 def estimate_concurrent(
@@ -61,18 +63,31 @@ class _Load:
         for link in links:
             self.busy_s[link.resource] = self.busy_s.get(link.resource, 0.0) + n_bytes / link.bandwidth_bytes_per_s
 
+    def shares(self) -> dict[str, float]:
+        """Of the busiest resource's seconds."""
+        most = max(self.busy_s.values(), default=0.0)
+        return {name: busy / most for name, busy in self.busy_s.items()} if most else {}
+
 
 def _busy_shares(call: CollectiveCall, topology: Topology) -> dict[str, float]:
     """For each resource the share of the collective's bandwidth part during which it is busy; 1 for the busiest."""
+    if call.n_ranks < 2:
+        return {}
+    if call.op not in PAIRWISE_OPS:
+        return _ring_shares(call.ranks, topology)
     load = _Load(busy_s={})
-    if call.n_ranks > 1 and call.op in PAIRWISE_OPS:
-        matrix = send_matrix(call)
-        for i, j in np.argwhere(matrix > 0):
-            load.add(topology.route(call.ranks[int(i)], call.ranks[int(j)]), float(matrix[i, j]))
-    elif call.n_ranks > 1:
-        _add_rings(load, topology, group_of(topology, call.ranks))
-    most = max(load.busy_s.values(), default=0.0)
-    return {name: busy / most for name, busy in load.busy_s.items()} if most else {}
+    matrix = send_matrix(call)
+    for i, j in np.argwhere(matrix > 0):
+        load.add(topology.route(call.ranks[int(i)], call.ranks[int(j)]), float(matrix[i, j]))
+    return load.shares()
+
+
+@lru_cache(maxsize=MAX_GROUPS)
+def _ring_shares(ranks: tuple[int, ...], topology: Topology) -> dict[str, float]:
+    """`_busy_shares` of a collective on rings, whatever its bytes."""
+    load = _Load(busy_s={})
+    _add_rings(load, topology, group_of(topology, ranks))
+    return load.shares()
 
 
 def _add_rings(load: _Load, topology: Topology, group: Group) -> None:

@@ -62,6 +62,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self.by_identity: dict[int, tuple[Op, int, Calls]] = {}
+        self.by_parts: dict[object, tuple[Op, int, Calls]] = {}
         self.by_signature: dict[object, tuple[int, Calls]] = {}
         self.kinds = count()  # never used again, even when the memory starts anew
 
@@ -72,20 +73,34 @@ class _Memory:
             return known
         if len(self.by_identity) >= MAX_REMEMBERED_OPS:
             self.by_identity.clear()
+            self.by_parts.clear()
             self.by_signature.clear()
+        parts = _parts(op)
+        alike = self.by_parts.get(parts)
+        if alike is None:
+            alike = self.by_parts[parts] = (op, *self._same(op))
+        found = self.by_identity[id(op)] = (op, alike[1], alike[2])
+        return found
+
+    def _same(self, op: Op) -> tuple[int, Calls]:
         key = signature(op)
         same = self.by_signature.get(key)
         if same is None:
             same = next(self.kinds), registered_rules().get(rule_key(op), unmodelled)(op)
             self.by_signature[key] = same
-        found = self.by_identity[id(op)] = (op, *same)
-        return found
+        return same
 
     def calls(self, op: Op) -> Calls:
         return self.of(op)[2]
 
 
 _MEMORY = _Memory()
+
+
+def _parts(op: Op) -> tuple[object, ...]:
+    """What `signature` reads, its values by identity: an op renumbered in a part of its graph has the same."""
+    values = id(op.inputs), id(op.outputs), id(op.input_names), id(op.attrs)
+    return (*values, op.name, op.overload, op.phase, op.recompute, op.stream)
 
 
 def signature(op: Op) -> tuple[object, ...]:

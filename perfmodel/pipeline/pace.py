@@ -8,6 +8,7 @@ apply (`Pace.is_exact`). Where a launch queue may fill, clocks move task by task
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,6 +19,7 @@ import numpy as np
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
+from perfmodel.kernels import kind_of
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.lower import lower_segment
@@ -26,7 +28,8 @@ from perfmodel.pipeline.pricebook import IntArray, PriceBook
 from perfmodel.pipeline.queued_pace import queued_ps
 from perfmodel.pipeline.script import END, ISSUE, MEET, RUN, WAIT, Script, Sources, live_clocks, script_of
 from perfmodel.plan import Collective, Placement
-from perfmodel.plan.runs import Piece, Segment
+from perfmodel.plan.events import Event
+from perfmodel.plan.runs import Segment
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH
 from perfmodel.sim.loops import compiled_loop, has_numba
 from perfmodel.sim.steady import cycle_of
@@ -34,6 +37,7 @@ from perfmodel.topology import Topology
 from perfmodel.units import PS_PER_S
 
 MAX_ITERATIONS = 64
+MAX_PRICES = 100_000  # of collectives in segments, remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class Paces:
     def __init__(self, collectives: CollectivePrices) -> None:
         self._collectives = collectives
         self._moves: dict[tuple[int, str, str], tuple[object, Move]] = {}
+        self._alike: dict[tuple[object, ...], Move] = {}
+        self._prices: dict[tuple[object, ...], tuple[object, Estimate]] = {}  # siblings, held, by identity
 
     def of(
         self, placement: Placement, topology: Topology, books: Mapping[str, PriceBook], *, overlap: bool
@@ -96,12 +102,48 @@ class Paces:
         return known[1]
 
     def _make(self, run: Segment, book: PriceBook, topology: Topology) -> Move:
-        events = tuple(Piece(run=run, first=0, number=0, at=0, waits=()).events())
-        estimates: dict[int, Estimate] = {}
-        for event in events:
-            if event.collective is not None:
-                estimates[event.collective.instance] = self._collectives.of(event.collective, topology).estimate
-        return move_of(lower_segment(events, book.device, book.prices(events, estimates)))
+        """Segments of other plans and stages that differ in names alone have the same move."""
+        prices = [self._price(run[place].collective, topology) for place in run.collectives]
+        key = (book.device.name, topology.fingerprint, *_likeness(run, prices))
+        known = self._alike.get(key)
+        if known is None:
+            events = tuple(run.numbered(0))
+            estimates: dict[int, Estimate] = {}
+            for place, price in zip(run.collectives, prices, strict=True):
+                estimates[_instance(events[place])] = price
+            known = move_of(lower_segment(events, book.device, book.prices(events, estimates)))
+            self._alike[key] = known
+        return known
+
+    def _price(self, collective: Collective | None, topology: Topology) -> Estimate:
+        if collective is None:
+            raise RuntimeError("a collective's event carries one")
+        call = collective.op, collective.bytes, collective.dtype, collective.ranks, collective.send_bytes
+        key = (topology.fingerprint, *call, id(collective.siblings))
+        known = self._prices.get(key)
+        if known is None:
+            if len(self._prices) >= MAX_PRICES:
+                self._prices = {}
+            estimate = self._collectives.of(collective, topology).estimate
+            known = self._prices[key] = (collective.siblings, estimate)
+        return known[1]
+
+
+def _likeness(run: Segment, prices: Sequence[Estimate]) -> tuple[object, ...]:
+    """What the move of a segment on a device follows from: kinds of ops, what waits for what, times of collectives."""
+    kinds = array("q", [0 if event.op is None else 2 * kind_of(event.op) + event.op.host_sync + 1 for event in run])
+    waits = tuple((place, run[place].after) for place in run.waiters)
+    calls = tuple(
+        (place, run[place].stream, run[place].host_waits, price.time_s)
+        for place, price in zip(run.collectives, prices, strict=True)
+    )
+    return kinds.tobytes(), waits, calls
+
+
+def _instance(event: Event) -> int:
+    if event.collective is None:
+        raise RuntimeError("a collective's event carries one")
+    return event.collective.instance
 
 
 def _issue_ps(device: Device) -> int:

@@ -186,6 +186,6 @@ def _alone(run: Segment) -> list[Collective]:
     """The collective that a piece is, with a number of its own; empty for a segment of several events or an op."""
     if len(run) > 1 or run[0].collective is None:
         return []
-    if run.n_unnumbered:
+    if run.unnumbered:
         raise NotSegmentedError("a segment of one collective")
     return [run[0].collective]

@@ -161,13 +161,25 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     An op waits for the last writer of each storage it reads and, before it writes a storage, for that storage's last
     writer and readers, where those ran on another stream. Dependencies already present are kept.
     """
-    linked = [event if event.reads or event.writes or event.op is None else _with_storages(event) for event in events]
+    linked = list(events)
+    link_among(linked, range(len(linked)))
+    return tuple(linked)
+
+
+def link_among(events: list[Event], numbers: Sequence[int]) -> None:
+    """`link_events` in place, of the events at these places alone (ascending): no other touches a storage of theirs."""
     # A storage that only the compute stream touches orders nothing; most events touch no other.
-    elsewhere = [event for event in linked if event.stream != "compute"]
-    shared = frozenset().union(*(event.reads for event in elsewhere), *(event.writes for event in elsewhere))
+    shared: set[int] = set()
+    for index in numbers:
+        event = events[index]
+        if not event.reads and not event.writes and event.op is not None:
+            event = events[index] = _with_storages(event)
+        if event.stream != "compute":
+            shared.update(event.reads, event.writes)
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    for index, event in enumerate(linked):
+    for index in numbers:
+        event = events[index]
         if shared.isdisjoint(event.reads) and shared.isdisjoint(event.writes):
             continue
         reads, writes = event.reads & shared, event.writes & shared
@@ -176,11 +188,24 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
             if storage in writer:
                 found.add(writer[storage])
             found.update(readers.get(storage, ()))
-        found = {i for i in found if linked[i].stream != event.stream}
+        found = {i for i in found if events[i].stream != event.stream}
         _record(index, reads, writes, writer, readers)
         if found:
-            linked[index] = replace(event, after=_latest_per_stream(found.union(event.after), linked))
-    return tuple(linked)
+            events[index] = waiting(event, _latest_per_stream(found.union(event.after), events))
+
+
+def waiting(event: Event, after: tuple[int, ...]) -> Event:
+    """The event waiting for others: `dataclasses.replace` in half its time."""
+    return Event(
+        stream=event.stream,
+        phase=event.phase,
+        op=event.op,
+        collective=event.collective,
+        after=after,
+        host_waits=event.host_waits,
+        reads=event.reads,
+        writes=event.writes,
+    )
 
 
 def _with_storages(event: Event) -> Event:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
-from perfmodel.graph import TensorSpec
+from perfmodel.graph import TensorSpec, is_row_major
 
+MAX_LAYOUTS = 4096  # remembered
 PACKED = 3  # query, key and value in one weight
 
 Kind = Literal["weight", "sequence", "expert"]
@@ -57,15 +59,24 @@ def local_spec(spec: TensorSpec, shard: Shard | None) -> TensorSpec:
     """The held part of a tensor. Strides that span the split factor shrink with it."""
     if shard is None:
         return spec
-    if spec.is_contiguous:
-        shape = local_shape(spec.shape, shard)
-        return replace(spec, shape=shape, strides=row_major(shape))
-    span = spec.strides[shard.dim] * max(spec.shape[shard.dim] // shard.outer, 1)
-    strides = tuple(
+    shape, strides = _local_layout(spec.shape, spec.strides, shard)
+    return TensorSpec(id=spec.id, shape=shape, dtype=spec.dtype, strides=strides, storage=spec.storage)
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _local_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], shard: Shard
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the held part."""
+    local = local_shape(shape, shard)
+    if is_row_major(shape, strides):
+        return local, row_major(local)
+    span = strides[shard.dim] * max(shape[shard.dim] // shard.outer, 1)
+    shrunk = tuple(
         -(-stride * shard.local // shard.full) if i != shard.dim and stride >= span else stride
-        for i, stride in enumerate(spec.strides)
+        for i, stride in enumerate(strides)
     )
-    return replace(spec, shape=local_shape(spec.shape, shard), strides=strides)
+    return local, shrunk
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from perfmodel.config.plan import DataParallel, PlanSpec
 from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
-from perfmodel.plan.events import CollectiveOp, Event, link_events
+from perfmodel.plan.events import CollectiveOp, Event
 from perfmodel.plan.offload import arrived, fetched, returned
 from perfmodel.plan.runs import Segment
 from perfmodel.plan.schedule import PARTED
-from perfmodel.plan.segments import START, Groups, ops_of, segment
+from perfmodel.plan.segments import START, Groups, Linked, ops_of
 from perfmodel.plan.sharded_states import (
     backward_gathers,
     forward_gathers,
@@ -80,18 +80,28 @@ class Passes:
     def _make(self, chunk: Chunk, what: Pass) -> Segment:
         if what.kind == "forward":
             return self._forward(chunk, what)
-        ops = self._ops(chunk, what)
+        linked = self._linked(chunk, what.kind)
         inserted: dict[int, list[Event]] = {}
         if self._sums_wide:
             if not (what.first and what.last):
-                _join(inserted, sums_wide(chunk.graph.parameters, first=what.first), {op.id for op in ops})
+                _join(inserted, sums_wide(chunk.graph.parameters, first=what.first), linked)
         elif self._accumulates(what):
-            _join(inserted, accumulate(chunk.graph.parameters), {op.id for op in ops})
+            _join(inserted, chunk.facts.derived("added up", partial(accumulate, chunk.graph.parameters)), linked)
         if self._shard == "parameters":
-            return self._sharded_backward(chunk, ops, inserted, what)
+            return self._sharded_backward(chunk, linked, inserted, what)
         if self._ends_in_buckets(what):
-            return self._bucketed(chunk, ops, inserted)
-        return segment(ops, self.groups, inserted, events=chunk.facts.op_events)
+            return self._bucketed(chunk, linked, inserted)
+        return linked.between(inserted)
+
+    def _linked(self, chunk: Chunk, kind: str) -> Linked:
+        """The ops of a kind of pass alone, found once for a chunk and the same groups."""
+        parted = self.plan.pipeline.schedule in PARTED
+        groups = tuple(self.groups.of.items())
+
+        def make() -> Linked:
+            return Linked(self._ops(chunk, kind), self.groups, chunk.events)
+
+        return chunk.facts.derived(("linked", groups, kind, parted and kind != "forward"), make)
 
     def _accumulates(self, what: Pass) -> bool:
         """Whether gradients are added to those of an earlier micro-batch."""
@@ -120,12 +130,14 @@ class Passes:
             return False
         return what.last or self._shard == "gradients"
 
-    def _ops(self, chunk: Chunk, what: Pass) -> list[Op]:
+    def _ops(self, chunk: Chunk, kind: str) -> list[Op]:
+        if kind == "forward":
+            return ops_of(chunk.graph, "input", "forward", "loss")
         ops = ops_of(chunk.graph, "backward")
         if self.plan.pipeline.schedule not in PARTED:
             return ops
         weights = chunk.facts.derived("weight ops", partial(weight_ops, chunk.graph))
-        return [op for op in ops if (op.id in weights) == (what.kind == "weight")]
+        return [op for op in ops if (op.id in weights) == (kind == "weight")]
 
     def _gathers(self, what: Pass) -> bool:
         """Whether forward gathers parameters: units of a stage that are not freed after forward stay until the last backward.
@@ -136,36 +148,31 @@ class Passes:
         return self._shard == "parameters" and (what.first or not stay)
 
     def _forward(self, chunk: Chunk, what: Pass) -> Segment:
-        ops = ops_of(chunk.graph, "input", "forward", "loss")
+        linked = self._linked(chunk, "forward")
         if not self._gathers(what):
-            return segment(ops, self.groups, events=chunk.facts.op_events)
+            return linked.run
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before = self._fetched(forward_gathers(units, self.groups, self.plan.fsdp))
         blocking = chunk.graph.target == "cpu"
-        before = waited_for(before) if blocking else before
-        return segment(ops, self.groups, before=before, events=chunk.facts.op_events)
+        return linked.between({}, waited_for(before) if blocking else before)
 
-    def _sharded_backward(
-        self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]], what: Pass
-    ) -> Segment:
+    def _sharded_backward(self, chunk: Chunk, linked: Linked, inserted: dict[int, list[Event]], what: Pass) -> Segment:
         """Backward with parameters gathered unit by unit; pipelines scatter the sums of all micro-batches' gradients."""
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before, after = map(self._fetched, backward_gathers(units, self.groups, self.plan.fsdp))
         blocking = chunk.graph.target == "cpu"
-        present = {op.id for op in ops}
-        _join(inserted, after, present)
+        _join(inserted, after, linked)
         scatters = self._scatters(what)
         if scatters:
             summed = self._sums_wide and not what.first
             packed = gradient_scatters(units, self.groups, self.plan.fsdp, summed=summed)
-            _join(inserted, self._returned(packed, what), present)
+            _join(inserted, self._returned(packed, what), linked)
         if blocking:
             before, inserted = waited_for(before), waited_for(inserted)
-        run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
         if not scatters:
-            return run
+            return linked.between(inserted, before)
         ends = (arrived(is_parameters=True),) if self._offloads else ()
-        return Segment(link_events((*run, wait_for_gradients(units), *ends)))
+        return linked.between(inserted, before, (wait_for_gradients(units), *ends))
 
     @property
     def _offloads(self) -> bool:
@@ -186,9 +193,8 @@ class Passes:
         """Whether gradients come to the host on top of an earlier micro-batch's."""
         return self._offloads and not what.first and self._scatters_always
 
-    def _bucketed(self, chunk: Chunk, ops: Sequence[Op], inserted: dict[int, list[Event]]) -> Segment:
+    def _bucketed(self, chunk: Chunk, linked: Linked, inserted: dict[int, list[Event]]) -> Segment:
         ddp = self.plan.data_parallel
-        present = {op.id for op in ops}
         before: dict[int, list[Event]] = {}
         ends: list[Event] = []
         n_buckets = 0
@@ -199,15 +205,14 @@ class Passes:
                 for op, events in bucket_insertions(buckets, ranks, -1, ddp.compression, first=n_buckets).items()
             }
             for op, events in self._returned(filled, Pass(kind="backward", first=True)).items():
-                at = inserted if op in present else before  # complete since an earlier part of this backward
-                at.setdefault(op if op in present else START, []).extend(events)
+                at = inserted if op in linked.place else before  # complete since an earlier part of this backward
+                at.setdefault(op if op in linked.place else START, []).extend(events)
             as_views = ddp.gradient_as_bucket_view or self._shard != "nothing"
             ends += copy_back(buckets, as_views=as_views, first=n_buckets)
             n_buckets += len(buckets)
-        run = segment(ops, self.groups, inserted, before, events=chunk.facts.op_events)
         if self._offloads:
             ends.append(arrived(is_parameters=False))
-        return Segment(link_events((*run, *ends)))
+        return linked.between(inserted, before, ends)
 
     def _unnumbered(self, events: Sequence[Event], group: str) -> list[Event]:
         """Collectives of a segment get their numbers where it is replayed; gradients divided over ranks are scattered."""
@@ -246,8 +251,8 @@ def buckets_of(
     return chunk.facts.derived(("buckets", *sizes, experts, reducing), make)
 
 
-def _join(into: dict[int, list[Event]], more: Mapping[int, Sequence[Event]], present: set[int]) -> None:
-    """Adds insertions after ops that are `present`."""
+def _join(into: dict[int, list[Event]], more: Mapping[int, Sequence[Event]], linked: Linked) -> None:
+    """Adds insertions after ops that are there."""
     for op, events in more.items():
-        if op in present:
+        if op in linked.place:
             into.setdefault(op, []).extend(events)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import overload
 
-from perfmodel.plan.events import Event
+from perfmodel.plan.events import Collective, Event, waiting
 
 NO_INSTANCE = -1  # of a collective in a segment, numbered where the segment is replayed
 
 
 class Segment(tuple[Event, ...]):
     """Events that are replayed together; `after` of each counts from the first of them."""
+
+    @classmethod
+    def alone(cls, event: Event) -> Segment:
+        """The segment of one event."""
+        made = cls((event,))
+        place = 0 if event.stream == "compute" else None
+        here = (0,) if event.collective is not None else ()
+        vars(made).update(first_compute=place, last_compute=place, collectives=here)
+        return made
 
     @cached_property
     def first_compute(self) -> int | None:
@@ -26,9 +36,26 @@ class Segment(tuple[Event, ...]):
         return next((i for i in range(len(self) - 1, -1, -1) if self[i].stream == "compute"), None)
 
     @cached_property
-    def n_unnumbered(self) -> int:
-        """Collectives that get their numbers where the segment stands."""
-        return sum(e.collective is not None and e.collective.instance == NO_INSTANCE for e in self)
+    def collectives(self) -> tuple[int, ...]:
+        """Places of the collectives."""
+        return tuple(i for i, event in enumerate(self) if event.collective is not None)
+
+    @cached_property
+    def waiters(self) -> tuple[int, ...]:
+        """Places of the events that wait for others."""
+        return tuple(i for i, event in enumerate(self) if event.after)
+
+    @cached_property
+    def unnumbered(self) -> tuple[int, ...]:
+        """Places of the collectives that get their numbers where the segment stands."""
+        return tuple(i for i in self.collectives if _collective(self[i]).instance == NO_INSTANCE)
+
+    def numbered(self, first: int) -> list[Event]:
+        """Its events, with collectives numbered from `first`."""
+        events = list(self)
+        for number, place in enumerate(self.unnumbered, first):
+            events[place] = _numbered(events[place], number)
+        return events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +71,44 @@ class Piece:
     at: int
     waits: tuple[int, ...]
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> list[Event]:
         """Its events as they stand in the rank's list."""
-        number = self.number
-        for place, event in enumerate(self.run):
-            waits = tuple(index + self.first for index in event.after)
-            if place == self.at:
-                waits = (*waits, *self.waits)
-            collective = event.collective
-            if collective is not None and collective.instance == NO_INSTANCE:
-                collective = replace(collective, instance=number)
-                number += 1
-            if waits or collective is not event.collective:
-                yield replace(event, after=waits, collective=collective)
-            else:
-                yield event
+        events = self.run.numbered(self.number)
+        for place in self.run.waiters:
+            events[place] = waiting(events[place], tuple([index + self.first for index in events[place].after]))
+        if self.waits:
+            events[self.at] = waiting(events[self.at], (*events[self.at].after, *self.waits))
+        return events
+
+
+def _collective(event: Event) -> Collective:
+    if event.collective is None:
+        raise RuntimeError("an event with a place among collectives carries one")
+    return event.collective
+
+
+def _numbered(event: Event, number: int) -> Event:
+    """The event with its collective numbered: `dataclasses.replace` in half its time."""
+    old = _collective(event)
+    collective = Collective(
+        op=old.op,
+        bytes=old.bytes,
+        ranks=old.ranks,
+        dtype=old.dtype,
+        instance=number,
+        purpose=old.purpose,
+        send_bytes=old.send_bytes,
+        siblings=old.siblings,
+    )
+    return Event(
+        stream=event.stream,
+        phase=event.phase,
+        collective=collective,
+        after=event.after,
+        host_waits=event.host_waits,
+        reads=event.reads,
+        writes=event.writes,
+    )
 
 
 class EventRuns(Sequence[Event]):
@@ -69,7 +119,7 @@ class EventRuns(Sequence[Event]):
 
     @cached_property
     def _flat(self) -> tuple[Event, ...]:
-        return tuple(event for piece in self.pieces for event in piece.events())
+        return tuple(chain.from_iterable(piece.events() for piece in self.pieces))
 
     @overload
     def __getitem__(self, index: int) -> Event: ...

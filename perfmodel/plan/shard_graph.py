@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
 from perfmodel.plan.expert_rules import EXPERT_RULES
@@ -103,7 +104,7 @@ class Sharding:
             self.end_of.append(len(self.ops) - 1)
         return replace(
             self.graph,
-            ops=tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(self.ops)),
+            ops=tuple(op if op.id == i else op.at(i) for i, op in enumerate(self.ops)),
             parameters=tuple(self._parameter(p) for p in self.graph.parameters),
             storages=self._storages(),
         )
@@ -121,7 +122,7 @@ class Sharding:
             self._put(spec, shard)
             self.state.gathered.pop(spec.storage, None)  # a gathered copy is stale once its source is written
         results = tuple(self._local(spec, self.state.shard.get(spec.id)) for spec in op.outputs)
-        local = op if inputs == op.inputs and results == op.outputs else _resized(op, inputs, results)
+        local = op if inputs == op.inputs and results == op.outputs else _resized(op, inputs, results, len(self.ops))
         if op.name == "aten.addmm" and self.is_partial(op.outputs[0]):
             self._row_parallel(local)
         else:
@@ -346,7 +347,31 @@ def _rows(sequence: TokenSplit, spec: TensorSpec) -> Shard | None:
     return split(dim=merged[0], outer=outer) if merged else None
 
 
-def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Op:
+_SIZED = ("size", "num_weights", "split_size")  # attributes that say sizes of tensors
+
+
+def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], number: int) -> Op:
+    """The op on tensors of other sizes, at its place among the local ops."""
+    attrs = op.attrs
+    if op.name in COLLECTIVE_OPS or any(name in attrs for name in _SIZED):
+        attrs = _resized_attrs(op, inputs, outputs)
+    return Op(
+        id=number,
+        name=op.name,
+        overload=op.overload,
+        inputs=inputs,
+        input_names=op.input_names,
+        outputs=outputs,
+        attrs=attrs,
+        module=op.module,
+        phase=op.phase,
+        recompute=op.recompute,
+        host_sync=op.host_sync,
+        stream=op.stream,
+    )
+
+
+def _resized_attrs(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     attrs = dict(op.attrs)
     if "size" in attrs and outputs:
         attrs["size"] = list(outputs[0].shape)
@@ -356,4 +381,4 @@ def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, 
         attrs["num_weights"] = outputs[0].shape[0]
     if "split_size" in attrs:
         attrs["split_size"] = outputs[0].shape[int(attrs.get("dim", 0))]
-    return replace(op, inputs=inputs, outputs=outputs, attrs=attrs)
+    return attrs

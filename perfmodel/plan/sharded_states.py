@@ -143,12 +143,15 @@ def _ancestors(name: str) -> list[str]:
 
 def _first_ops(graph: Graph, phase: str, paths: Collection[str]) -> dict[str, int]:
     """The first op of a phase inside each path."""
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}  # by module
     for op in graph.ops:
-        if op.phase == phase:
-            path = next((p for p in (op.module, *_ancestors(op.module)) if p in paths), None)
-            if path is not None:
-                found.setdefault(path, op.id)
+        if op.phase == phase and op.module not in first:
+            first[op.module] = op.id
+    found: dict[str, int] = {}
+    for module, number in first.items():
+        path = next((p for p in (module, *_ancestors(module)) if p in paths), None)
+        if path is not None:
+            found.setdefault(path, number)
     return found
 
 
@@ -322,11 +325,14 @@ def _flat_op(name: str, unit: Unit, part: int, phase: str) -> Op:
 
 def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False) -> list[Op]:
     """The optimizer on a rank's shard: a part of every tensor's first dimension; `dtensor`: these are DTensors."""
+    ops = list(ops)
+    parts: dict[int, TensorSpec] = {}  # by identity: an optimizer's ops touch each tensor many times
 
     def part(spec: TensorSpec) -> TensorSpec:
-        if spec.n_elems == 1:
-            return spec
-        return local_spec(spec, Shard(dim=0, full=spec.shape[0], local=-(-spec.shape[0] // n_ranks)))
+        known = parts.get(id(spec))
+        if known is None:
+            known = parts[id(spec)] = _part(spec, n_ranks)
+        return known
 
     def attrs(op: Op) -> dict[str, Any]:
         return {**op.attrs, "dtensor": True} if dtensor and any(s.n_elems > 1 for s in op.inputs) else dict(op.attrs)
@@ -335,6 +341,12 @@ def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False) -
         replace(op, inputs=tuple(map(part, op.inputs)), outputs=tuple(map(part, op.outputs)), attrs=attrs(op))
         for op in ops
     ]
+
+
+def _part(spec: TensorSpec, n_ranks: int) -> TensorSpec:
+    if spec.n_elems == 1:
+        return spec
+    return local_spec(spec, Shard(dim=0, full=spec.shape[0], local=-(-spec.shape[0] // n_ranks)))
 
 
 def waited_for(events: Inserted) -> Inserted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -10,6 +10,7 @@ from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
 from perfmodel.plan.context_parallel import context_parallel
+from perfmodel.plan.events import Event
 from perfmodel.plan.expert_parallel import expert_parallel, expert_parameters, is_expert_parallel
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.mesh import Mesh
@@ -22,6 +23,7 @@ from perfmodel.plan.v_schedule import rank_of, virtual_of
 
 Group = tuple[int, ...]
 MAX_GROUPS = 512  # of rank classes, remembered
+MAX_SCHEDULES = 1024  # of stages, remembered
 
 # Mesh dimensions along which ranks hold the same dense parameters, whose gradients they reduce, and the same experts.
 REPLICAS = ("dp", "ep", "cp")
@@ -30,15 +32,19 @@ EXPERT_REPLICAS = ("dp", "cp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of blocks on one rank, and its facts."""
+    """A run of blocks on one rank, its facts, and the events of its ops by their ids (of the optimizer: the whole one's)."""
 
     stage: Stage
     facts: GraphFacts
+    events: Sequence[Event]
 
     @property
     def graph(self) -> Graph:
         """The ops, parameters and storages of the run."""
         return self.stage.graph
+
+
+_schedule = lru_cache(maxsize=MAX_SCHEDULES)(schedule)
 
 
 class Spread:
@@ -63,7 +69,7 @@ class Spread:
         self.local = facts.graph
         n_cuts = self.n_stages * self.n_chunks
         self.parts: tuple[Chunk, ...] = facts.derived(
-            ("stages", n_cuts, plan.pipeline.blocks), partial(self._parts, n_cuts)
+            ("stages", n_cuts, plan.pipeline.blocks), partial(self._parts, facts, n_cuts)
         )
         self.stages = tuple(part.stage for part in self.parts)
         self._check_ends()
@@ -74,10 +80,12 @@ class Spread:
             found = expert_parameters(graph, plan.expert_parallel.experts)
             self.experts = frozenset(p.name for stacks in found.values() for p in stacks)
 
-    def _parts(self, n_cuts: int) -> tuple[Chunk, ...]:
+    def _parts(self, facts: GraphFacts, n_cuts: int) -> tuple[Chunk, ...]:
         if n_cuts > 1:
-            return tuple(_chunk(part) for part in cut(self.local, n_cuts, self.plan.pipeline.blocks))
-        return (_chunk(Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=())),)
+            stages = cut(self.local, n_cuts, self.plan.pipeline.blocks)
+        else:
+            stages = (Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=()),)
+        return tuple(Chunk(stage=part, facts=GraphFacts(part.graph), events=facts.op_events) for part in stages)
 
     def _check_ends(self) -> None:
         tied = sorted({parameter.name for stage in self.stages for parameter in stage.shared})
@@ -121,7 +129,7 @@ class Spread:
     def steps(self, stage: int) -> tuple[Step, ...]:
         """What a rank at a stage runs, in order."""
         pipeline, n_micro = self.plan.pipeline, self.plan.n_micro
-        return schedule(pipeline.schedule, stage, self.n_stages, n_micro, self.n_chunks, pipeline.group_size)
+        return _schedule(pipeline.schedule, stage, self.n_stages, n_micro, self.n_chunks, pipeline.group_size)
 
     def units(self, stage: int) -> list[Unit]:
         """The FSDP units of a stage's chunks."""
@@ -172,10 +180,6 @@ def _others(own: Group, find: Callable[[int], Group], members: Group) -> tuple[G
             seen.update(group)
             found.append(group)
     return tuple(found)
-
-
-def _chunk(stage: Stage) -> Chunk:
-    return Chunk(stage=stage, facts=GraphFacts(stage.graph))
 
 
 def units_in(chunk: Chunk, wrap: tuple[str, ...], experts: frozenset[str] = frozenset()) -> tuple[Unit, ...]:

@@ -10,13 +10,14 @@ from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.events import Collective, Event, Stream, link_events, op_event
 from perfmodel.plan.offload import optimizer_on_host, to_device
+from perfmodel.plan.optimizer_parts import optimizer_of
 from perfmodel.plan.passes import Pass, Passes, buckets_of, reduced_over
 from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Segment
 from perfmodel.plan.schedule import Step
 from perfmodel.plan.segments import Program, ops_of, segment
 from perfmodel.plan.sharded_states import shard_optimizer
 from perfmodel.plan.spread import REPLICAS, Chunk, Spread
-from perfmodel.plan.stages import Stage, optimizer_of
+from perfmodel.plan.stages import Stage
 
 CLASS_STRIDE = 1 << 28  # instance numbers of one stage's own collectives
 BETWEEN = 1 << 40  # instance numbers of what stages send each other start here
@@ -47,11 +48,16 @@ class StageWriter:
         steps = self.spread.steps(self.stage)
         last = {(step.kind, step.chunk): i for i, step in enumerate(steps)}
         seen: set[tuple[str, int]] = set()
+        runs: dict[tuple[str, int, bool, bool], Segment] = {}
         for number, step in enumerate(steps):
             what = (step.kind, step.chunk)
-            run = Pass(kind=step.kind, first=what not in seen, last=step.kind != "forward" and last[what] == number)
+            ends = (what not in seen, step.kind != "forward" and last[what] == number)
             seen.add(what)
-            self._run(step, self.passes.of(self.chunks[step.chunk], run))
+            run = runs.get((*what, *ends))
+            if run is None:
+                one = Pass(kind=step.kind, first=ends[0], last=ends[1])
+                run = runs[(*what, *ends)] = self.passes.of(self.chunks[step.chunk], one)
+            self._run(step, run)
         self._shared_gradients()
         if self.plan.data_parallel.reduce == "after_backward":
             self._reduce_all()

@@ -149,7 +149,7 @@ def _sum(first: MemoryUse, second: MemoryUse) -> MemoryUse:
 
 def kept_bytes(graph: Graph) -> int:
     """Bytes of activations and inputs that forward leaves for backward."""
-    end = next((op.id for op in graph.ops if op.phase == "backward"), len(graph.ops))
+    end = next((number for number, op in enumerate(graph.ops) if op.phase == "backward"), len(graph.ops))
     return sum(
         s.bytes for s in graph.storages if s.kind in ("activation", "input") and s.born < end <= s.dies
     )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
-from perfmodel.plan.tables import is_multi_tensor
+from perfmodel.plan.optimizer_parts import OptimizerParts
 
 _NUMBERED = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
 
@@ -24,7 +24,7 @@ class Stage:
     """One stage.
 
     Attributes:
-        graph: its ops, parameters and storages.
+        graph: its ops, parameters and storages. Ops keep the ids that they have in the graph that was cut.
         forward_bytes, backward_bytes: what it sends on after forward and after backward for one micro-batch.
         dtype: element type of what it sends.
         shared: its parameters that another stage has too (tied embeddings).
@@ -66,11 +66,11 @@ def find_blocks(graph: Graph) -> tuple[str, int]:
     """Path of the module that holds the blocks, and their number. Raises InfeasiblePlanError if there is none."""
     seen: Counter[str] = Counter()
     largest: dict[str, int] = {}
-    for op in graph.ops:
-        found = _NUMBERED.match(op.module)
+    for module, count in Counter(op.module for op in graph.ops).items():
+        found = _NUMBERED.match(module)
         if found:
             path, number = found[1], int(found[2])
-            seen[path] += 1
+            seen[path] += count
             largest[path] = max(largest.get(path, 0), number)
     if not seen:
         raise InfeasiblePlanError(
@@ -78,11 +78,6 @@ def find_blocks(graph: Graph) -> tuple[str, int]:
         )
     path = seen.most_common(1)[0][0]
     return path, largest[path] + 1
-
-
-def optimizer_of(graph: Graph, storages: set[int]) -> list[Op]:
-    """The optimizer's ops with the tensors of the parameters in these storages alone."""
-    return _Optimizer(graph).of(storages)[0]
 
 
 class _Cut:
@@ -96,7 +91,7 @@ class _Cut:
         self.stage = self._assign()
         self.owners = self._owners()
         self.dropped = self._joined_gradients()
-        self.optimizer = _Optimizer(graph)
+        self.optimizer = OptimizerParts(graph)
 
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order."""
@@ -120,8 +115,10 @@ class _Cut:
 
     def _assign(self) -> list[int]:
         """The stage of each op; -1 for inputs and the optimizer, which follow what they feed or update."""
+        blocks = {module: self.block.match(module) for module in {op.module for op in self.graph.ops}}
+        stage_of = {m: self.stage_of_block[int(block[1])] for m, block in blocks.items() if block}
         end_of = {
-            op.phase: number for number, op in enumerate(self.graph.ops) if self.block.match(op.module)
+            op.phase: number for number, op in enumerate(self.graph.ops) if op.module in stage_of
         }  # the last op of a block by phase
         last = self.n_stages - 1
         found: list[int] = []
@@ -132,9 +129,8 @@ class _Cut:
                 continue
             if op.phase != phase:
                 phase, current = op.phase, last
-            block = self.block.match(op.module)
-            if block:
-                current = self.stage_of_block[int(block[1])]
+            if op.module in stage_of:
+                current = stage_of[op.module]
             elif op.phase == "forward" and number > end_of.get("forward", number):
                 current = last
             elif op.phase == "backward" and number > end_of.get("backward", number):
@@ -267,113 +263,24 @@ class _Cut:
             if (of == stage or number in copied) and number not in self.removed
         ]
         ops = [self.graph.ops[i] for i in keep]
-        optimizer, states = self.optimizer.of({p.tensor.storage for p in parameters})
-        place = {number: index for index, number in enumerate(keep)}
+        ours = {p.tensor.storage for p in parameters}
+        optimizer, states = self.optimizer.of(ours)
+        kept = set(keep)
         return replace(
             self.graph,
-            ops=tuple(replace(op, id=i) for i, op in enumerate((*ops, *optimizer))),
-            parameters=tuple(replace(p, grad_op=self._grad_place(p, stage, place)) for p in parameters),
-            storages=_storages(self.graph, (*ops, *optimizer), {p.tensor.storage for p in parameters} | states),
+            ops=(*ops, *optimizer),
+            parameters=tuple(self._with_own_gradient(p, stage, kept) for p in parameters),
+            storages=_storages(self.graph, (*ops, *optimizer), ours | states),
         )
 
-    def _grad_place(self, parameter: Parameter, stage: int, place: Mapping[int, int]) -> int | None:
-        if parameter.grad_op is None:
-            return None
-        number = self.dropped.get(parameter.tensor.id, {}).get(stage, parameter.grad_op)
-        return place.get(number)
-
-
-class _Optimizer:
-    """Optimizer ops of a graph, and what in them belongs to one parameter.
-
-    What stands at one place of the lists of an op belongs to one parameter; so does what an op on single tensors touches.
-    `parts[i]` has, for each place of op i, the representatives of the storages there.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.ops = [op for op in graph.ops if op.phase == "optimizer"]
-        self.sets = _Sets()
-        places = [_places(op) if is_multi_tensor(op) else [_large(op)] for op in self.ops]
-        for place in places:
-            for storages in place:
-                self.sets.join(storages)
-        self.parts = [[{self.sets.root(s) for s in storages} for storages in place] for place in places]
-        self.known = {self.sets.root(p.tensor.storage) for p in graph.parameters}
-
-    def of(self, ours: set[int]) -> tuple[list[Op], set[int]]:
-        """The ops with the tensors of the parameters in storages `ours` alone, and the storages they touch."""
-        mine = {self.sets.root(storage) for storage in ours}
-        masks: dict[int, list[bool]] = {}
-        for op, parts in zip(self.ops, self.parts, strict=True):
-            if is_multi_tensor(op) and any(not self.known.isdisjoint(roots) for roots in parts):
-                masks.setdefault(len(parts), [not mine.isdisjoint(roots) for roots in parts])
-        found = (_own(op, parts, mine, masks) for op, parts in zip(self.ops, self.parts, strict=True))
-        kept = [op for op in found if op is not None]
-        return kept, {spec.storage for op in kept for spec in (*op.inputs, *op.outputs)}
-
-
-class _Sets:
-    """Disjoint sets of storages."""
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-
-    def root(self, item: int) -> int:
-        """The representative of an item's set."""
-        while (parent := self._parent.get(item, item)) != item:
-            item = parent
-        return item
-
-    def join(self, items: Sequence[int]) -> None:
-        """Puts items into one set."""
-        for item in items[1:]:
-            first, second = self.root(items[0]), self.root(item)
-            if first != second:
-                self._parent[second] = first
-
-
-def _large(op: Op) -> list[int]:
-    return [spec.storage for spec in (*op.inputs, *op.outputs) if spec.n_elems > 1]
-
-
-def _places(op: Op) -> list[list[int]]:
-    """Storages at each place of the lists of an op, those of numbers left out."""
-    counts = Counter(op.input_names)
-    length = max(counts.values())
-    found: list[list[int]] = [[] for _ in range(length)]
-    seen: Counter[str] = Counter()
-    for spec, name in zip(op.inputs, op.input_names, strict=True):
-        if counts[name] == length and spec.n_elems > 1:
-            found[seen[name]].append(spec.storage)
-        seen[name] += 1
-    for index, spec in enumerate(op.outputs):
-        if len(op.outputs) % length == 0 and spec.n_elems > 1:
-            found[index % length].append(spec.storage)
-    return found
-
-
-def _own(op: Op, places: Sequence[set[int]], mine: set[int], masks: Mapping[int, Sequence[bool]]) -> Op | None:
-    """The op with what belongs to `mine`; a list of numbers alone (step counts) is cut like the lists of its length."""
-    if not is_multi_tensor(op):
-        return op if not places[0] or not mine.isdisjoint(places[0]) else None
-    keep = [not mine.isdisjoint(roots) for roots in places]
-    if not any(places):
-        keep = list(masks.get(len(places), [True] * len(places)))
-    if not any(keep):
-        return None
-    counts = Counter(op.input_names)
-    seen: Counter[str] = Counter()
-    inputs = []
-    for spec, name in zip(op.inputs, op.input_names, strict=True):
-        if counts[name] != len(places) or keep[seen[name]]:
-            inputs.append((spec, name))
-        seen[name] += 1
-    return replace(
-        op,
-        inputs=tuple(spec for spec, _ in inputs),
-        input_names=tuple(name for _, name in inputs),
-        outputs=tuple(spec for i, spec in enumerate(op.outputs) if keep[i % len(places)]),
-    )
+    def _with_own_gradient(self, parameter: Parameter, stage: int, kept: set[int]) -> Parameter:
+        """The parameter with the last op of the stage's own gradient."""
+        number = parameter.grad_op
+        if number is not None:
+            number = self.dropped.get(parameter.tensor.id, {}).get(stage, number)
+        if number not in kept:
+            number = None
+        return parameter if number == parameter.grad_op else replace(parameter, grad_op=number)
 
 
 def _storages(graph: Graph, ops: Sequence[Op], held: set[int]) -> tuple[Storage, ...]:
@@ -381,17 +288,24 @@ def _storages(graph: Graph, ops: Sequence[Op], held: set[int]) -> tuple[Storage,
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, op in enumerate(ops):
-        for touched in {spec.storage for spec in (*op.inputs, *op.outputs)}:
-            first.setdefault(touched, number)
-            last[touched] = number
+        for spec in (*op.inputs, *op.outputs):
+            storage = spec.storage
+            if storage not in first:
+                first[storage] = number
+            last[storage] = number
     n_old, n_new = len(graph.ops), len(ops)
     found = []
-    for storage in graph.storages:
-        if storage.kind == "parameter" and storage.id not in held:
+    for one in graph.storages:
+        number = one.id
+        if number not in held and (one.kind == "parameter" or number not in first):
             continue
-        if storage.id not in first and storage.id not in held:
-            continue
-        born = -1 if storage.born < 0 else first.get(storage.id, 0)
-        dies = n_new if storage.dies >= n_old else last.get(storage.id, n_new)
-        found.append(replace(storage, born=born, dies=dies))
+        found.append(
+            Storage(
+                id=number,
+                bytes=one.bytes,
+                born=-1 if one.born < 0 else first.get(number, 0),
+                dies=n_new if one.dies >= n_old else last.get(number, n_new),
+                kind=one.kind,
+            )
+        )
     return tuple(found)

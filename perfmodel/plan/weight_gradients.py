@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.graph import Graph
+from perfmodel.graph import Graph, Op
 
 
 def weight_ops(graph: Graph) -> frozenset[int]:
@@ -12,15 +12,18 @@ def weight_ops(graph: Graph) -> frozenset[int]:
     gives the gradients of inputs and parameters at once (norms) is not.
     """
     gradients = {p.grad_op: p.name.rpartition(".")[0] for p in graph.parameters if p.grad_op is not None}
-    readers: dict[int, list[int]] = {}
+    readers: dict[int, list[Op]] = {}
     found: set[int] = set()
+    again: set[int] = set()
     for op in reversed(graph.ops):
         if op.phase != "backward":
             continue
-        following = [i for spec in op.outputs for i in readers.get(spec.storage, ())]
+        following = [reader for spec in op.outputs for reader in readers.get(spec.storage, ())]
         leads_to_weights = bool(following) or op.id in gradients
-        if leads_to_weights and all(i in found and graph.ops[i].module == op.module for i in following):
+        if leads_to_weights and all(reader.id in found and reader.module == op.module for reader in following):
             found.add(op.id)
+            if op.recompute:
+                again.add(op.id)
         for spec in op.inputs:
-            readers.setdefault(spec.storage, []).append(op.id)
-    return frozenset(i for i in found if not graph.ops[i].recompute)
+            readers.setdefault(spec.storage, []).append(op)
+    return frozenset(found - again)
