@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.fit_choice import with_choice
 from calibrate.fit_ranges import widest
 from calibrate.fitting import (
     Bound,
@@ -57,6 +58,8 @@ ONE_TILE = ((128, 128), (128, 64), (64, 128), (64, 64))  # tiles that cuBLAS may
 # them (3.6 for 2.9 %).
 POWER_CAPPED = frozenset({"l4", "t4", "p4"})
 MEDIAN_TREES: Mapping[str, float | str] = {"loss": "absolute_error", "learning_rate": 0.07, "min_samples_leaf": 15}
+# Segments whose correction is told which kernel the library picks (see `fit_choice`), by five folds of the fitted rows.
+CHOICE = frozenset({("p4", "linear fp32")})
 BETTER_FRAC = 0.003  # a single tile must lower the median error by this to be taken
 
 AIC = {
@@ -136,6 +139,8 @@ def fit_fp32(measured: Sequence[KernelRow], device: Device) -> SegmentFit:
     tile = _one_tile(rows.where(~rows.heldout), device, bounds, fixed) if batched else {}
     trees = MEDIAN_TREES if device.name in POWER_CAPPED else None
     fit = fit_segment(rows, device, law, bounds, {**fixed, **tile}, trees)
+    if (device.name, measured[0].family) in CHOICE:
+        fit = with_choice(fit, rows, [row.kernel for row in measured], device, law, MEDIAN_TREES)
     return with_ranges(fit, measured, device)
 
 

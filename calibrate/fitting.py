@@ -166,12 +166,12 @@ def fit_segment(
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range=fit_range, heldout={}, n_rows=len(train))
     # The law reads the range as well (a product outside it may be turned round): features come from the final segment.
     result = law(as_segment("", bare), train.calls, device)
-    arrays = fit_trees(result.features, *_targets(result.time_s, train, parameters), options=trees)
+    arrays = fit_trees(result.features, *targets(result.time_s, train, parameters), options=trees)
     fitted = SegmentFit(parameters=parameters, arrays=arrays, fit_range=fit_range, heldout={}, n_rows=len(train))
     return with_heldout(fitted, rows.where(rows.heldout), device, law)
 
 
-def _targets(time_s: Floats, rows: Rows, parameters: Mapping[str, float]) -> tuple[Floats, Floats]:
+def targets(time_s: Floats, rows: Rows, parameters: Mapping[str, float]) -> tuple[Floats, Floats]:
     """Log correction of the device time and its weight.
 
     d log(measured) = (device share of the measurement) d log(device time): a row that is mostly launch floor says little
@@ -238,9 +238,13 @@ def fit_trees(
     model = HistGradientBoostingRegressor(random_state=SEED, early_stopping=False, max_iter=n_trees, **chosen)
     model.fit(features, target, sample_weight=weight)
     # scikit-learn has no public access to the nodes of its trees.
-    trees = [_tree_arrays(stage[0].nodes) for stage in model._predictors]
-    base = (np.array([LEAF], np.uint8), np.array([0], np.uint16), np.array([model._baseline_prediction.item()]))
-    trees.append(base)
+    return tree_arrays([stage[0].nodes for stage in model._predictors], model._baseline_prediction.item())
+
+
+def tree_arrays(nodes: Sequence[NDArray[np.void]], baseline: float) -> dict[str, NDArray[np.generic]]:
+    """Trees of scikit-learn behind each other, and their baseline as a tree of one leaf."""
+    trees = [_tree_arrays(part) for part in nodes]
+    trees.append((np.array([LEAF], np.uint8), np.array([0], np.uint16), np.array([baseline])))
     sizes = np.array([tree[0].size for tree in trees])
     return {
         "tree_roots": (np.cumsum(sizes) - sizes).astype(np.uint32),

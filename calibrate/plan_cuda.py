@@ -24,7 +24,7 @@ OVERHEAD_S = 15e-3  # of a round of a case, beside its device time
 REACHED_FRAC = 0.5  # of the datasheet's rates
 # Of the time limit, what is left to the first plan: a second one where the law fits worst, host overheads, and fits.
 FIRST_FRAC = 0.8
-FIT_S = 75.0  # of fitting a whole plan once, on one core; it is done twice
+FIT_S = 105.0  # of fitting a whole plan once: CPU time of one core (Zen 4 at 3.6 GHz, 2026-11-30); it is done twice
 # A convolution's, product's or attention's forward: 2 FLOPs a multiplication; backward: two products where forward has one,
 # 2.5 of attention, whose scores are made again.
 _PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm"})

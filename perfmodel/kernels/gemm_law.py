@@ -29,6 +29,7 @@ from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.kernels.correction import Floats, LawResult, Segment, price_by_segments
 from perfmodel.kernels.gemm import MAX_ALIGN_BYTES
+from perfmodel.kernels.gemm_choice import with_choice
 from perfmodel.kernels.registry import KernelCall, kernel_family
 from perfmodel.kernels.roofline import peak_flops_per_s
 
@@ -247,11 +248,12 @@ def law(segment: Segment, calls: Sequence[KernelCall], device: Device) -> LawRes
     tiles = menu_of(segment.parameters, tensor=calls[0].pipe.endswith("_tensor"))
     parts = law_parts(segment.parameters, products, device, tiles)
     slowed = _loads_without_copies(products) if calls[0].pipe.endswith("_tensor") else 0.0
+    features = correction_features(
+        products, parts, device, forward_only=segment.parameters.get("forward_only", 0.0) > 0
+    )
     return LawResult(
         time_s=parts.time_s + slowed * (1.0 / UNALIGNED_RATE - 1.0) * parts.compute_s,
-        features=correction_features(
-            products, parts, device, forward_only=segment.parameters.get("forward_only", 0.0) > 0
-        ),
+        features=with_choice(segment.arrays, features, (products.m, products.n, products.k, products.batch), device),
         ranged={
             "m": products.m,
             "n": products.n,

@@ -58,6 +58,7 @@ def _read_neusight_gemm(file: str, row: Row) -> Iterator[KernelRow]:
         floor=EAGER_FLOOR,
         subset=row["split"],
         timed=row["op"],
+        kernel=row.get("kernel") or "",
     )
 
 
