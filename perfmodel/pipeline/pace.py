@@ -37,6 +37,7 @@ from perfmodel.topology import Topology
 from perfmodel.units import PS_PER_S
 
 MAX_ITERATIONS = 64
+MAX_TASKS = 5_000_000  # of the moves remembered, about 300 MB
 MAX_PRICES = 100_000  # of collectives in segments, remembered
 
 
@@ -49,12 +50,13 @@ class Pace:
 
 
 class Paces:
-    """Finds paces; keeps the move of every segment it has met. Only ever added to, so threads may share it."""
+    """Finds paces; keeps the moves of segments it has met. Threads may share it."""
 
     def __init__(self, collectives: CollectivePrices) -> None:
         self._collectives = collectives
         self._moves: dict[tuple[int, str, str], tuple[object, Move]] = {}
         self._alike: dict[tuple[object, ...], Move] = {}
+        self._n_tasks = 0  # of those
         self._prices: dict[tuple[object, ...], tuple[object, Estimate]] = {}  # siblings, held, by identity
 
     def of(
@@ -107,12 +109,15 @@ class Paces:
         key = (book.device.name, topology.fingerprint, *_likeness(run, prices))
         known = self._alike.get(key)
         if known is None:
+            if self._n_tasks > MAX_TASKS:
+                self._moves, self._alike, self._n_tasks = {}, {}, 0
             events = tuple(run.numbered(0))
             estimates: dict[int, Estimate] = {}
             for place, price in zip(run.collectives, prices, strict=True):
                 estimates[_instance(events[place])] = price
             known = move_of(lower_segment(events, book.device, book.prices(events, estimates)))
             self._alike[key] = known
+            self._n_tasks += len(known.tasks.stream)
         return known
 
     def _price(self, collective: Collective | None, topology: Topology) -> Estimate:

@@ -26,6 +26,8 @@ from perfmodel.plan.sharded_states import (
 from perfmodel.plan.spread import Chunk, units_in
 from perfmodel.plan.weight_gradients import weight_ops
 
+MAX_PASSES = 64  # of a chunk, remembered; a sweep over sizes of buckets has thousands
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -57,8 +59,15 @@ class Passes:
 
     def of(self, chunk: Chunk, what: Pass) -> Segment:
         """A pass, linked. Plans in which it is the same share it."""
-        groups = tuple(self.groups.of.items())  # its siblings follow from them and the mesh
-        return chunk.facts.derived(("pass", groups, *self._variant(what)), partial(self._make, chunk, what))
+        made: dict[object, Segment] = chunk.facts.derived("passes", dict)
+        key = (*self.groups.of.items(), *self._variant(what))  # siblings of groups follow from them and the mesh
+        known = made.get(key)
+        if known is None:
+            known = self._make(chunk, what)
+            if len(made) >= MAX_PASSES:
+                made.clear()
+            made[key] = known
+        return known
 
     def _variant(self, what: Pass) -> tuple[object, ...]:
         """All of plan and pass that `_make` reads beside the groups, the rest left out."""

@@ -14,6 +14,7 @@ from perfmodel.pipeline import pace, programs, queued_pace
 from perfmodel.pipeline.run import PriceBooks, find_floor, predict_graph
 from perfmodel.pipeline.script import NotSegmentedError, script_of
 from perfmodel.pipeline.settings import RunSettings
+from perfmodel.plan import passes
 from perfmodel.units import ps_to_seconds
 
 SMALL = {
@@ -99,6 +100,19 @@ def test_a_short_launch_queue_lengthens_an_iteration_without_numba_as_well(monke
     plain, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
     assert plain == compiled
     assert plain.iteration_time_s > free.iteration_time_s
+
+
+def test_floors_are_the_same_whatever_was_forgotten(monkeypatch) -> None:
+    """A sweep over sizes of buckets makes more segments than are kept."""
+    plans = [load_plan(f"tp=2,pp=2,accumulate={n},bucket_cap={n}00KiB") for n in (2, 3, 2)]
+    topology = machine("dgx_h100", 2)
+    kept = [find_floor(small(), plan, topology, db=None, settings=SETTINGS, books=BOOKS) for plan in plans]
+    monkeypatch.setattr(passes, "MAX_PASSES", 1)
+    monkeypatch.setattr(pace, "MAX_TASKS", 0)
+    books = PriceBooks()
+    fresh = [find_floor(small(), plan, topology, db=None, settings=SETTINGS, books=books) for plan in plans]
+    assert fresh == kept
+    assert kept[0] == kept[2] != kept[1]
 
 
 @pytest.mark.parametrize(
