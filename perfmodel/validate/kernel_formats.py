@@ -6,9 +6,12 @@ Sources, licences and how each was measured: the data's own PROVENANCE (NeuSight
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from statistics import median
 
-from perfmodel.errors import ConfigError
+from perfmodel.db.loading import resolve_device
+from perfmodel.errors import ConfigError, MissingCalibrationError
 from perfmodel.graph import Op
 from perfmodel.units import MS_PER_S, US_PER_S
 from perfmodel.validate.kernel_rows import EAGER_FLOOR, Format, KernelRow, Row, tensor
@@ -26,14 +29,29 @@ def _int(row: Row, name: str) -> int:
     return value
 
 
+@cache
+def _device_of(file: str) -> str:
+    """The device that a file's name says: `aic_gemm_bf16_<device>`, with whatever stands before and behind it.
+
+    A name that no device has is returned whole, for the reader to refuse.
+    """
+    _, found, rest = file.split(".", maxsplit=1)[0].partition(_GEMM_FILE)
+    if not found:
+        raise ConfigError(
+            f"file name: found {file!r}, allowed {_GEMM_FILE}<device>.csv: it names the device (or a column device)"
+        )
+    words = rest.split("_")
+    for length in range(len(words), 0, -1):
+        with suppress(MissingCalibrationError):
+            return resolve_device("_".join(words[:length]))
+    return rest
+
+
 def _read_aic_gemm(file: str, row: Row) -> Iterator[KernelRow]:
-    name = file.split(".", maxsplit=1)[0]
-    if not name.startswith(_GEMM_FILE):
-        raise ConfigError(f"file name: found {file!r}, allowed {_GEMM_FILE}<device>.csv: it names the device")
     times = [float(value) for key, value in row.items() if key.startswith("us_") and value]
     m, n, k = _int(row, "m"), _int(row, "n"), _int(row, "k")
     yield KernelRow(
-        device=name.removeprefix(_GEMM_FILE),
+        device=row.get("device") or _device_of(file),
         family="gemm bf16",
         ops=(linear_op(m, n, k, "bfloat16", bias=False),),
         measured_s=median(times) / US_PER_S,

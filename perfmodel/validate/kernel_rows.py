@@ -105,9 +105,12 @@ def read_rows(path: Path, formats: Sequence[Format]) -> list[KernelRow]:
             known = next((form for form in formats if form.fits(header)), None)
             if known is None:
                 raise ConfigError(_unknown(path, header, formats))
-            return _placed(list(_rows(path, reader, known)))
+            rows = list(_rows(path, reader, known))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
+    if not rows:
+        raise ConfigError(f"{path}: found no rows of {known.name} under its header")
+    return _placed(rows)
 
 
 def _rows(path: Path, reader: csv.DictReader[str], form: Format) -> Iterator[KernelRow]:

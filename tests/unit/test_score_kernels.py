@@ -134,6 +134,23 @@ def test_whole_model_rows_give_forward_and_backward(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("aic_gemm_bf16_l40s_blind.csv", ""),
+        ("blind_aic_gemm_bf16_l40s.csv", ""),
+        ("aic_gemm_bf16_l40s.part_2.csv", ""),
+        ("aic_gemm_bf16_a100_sxm_blind.csv", "NVIDIA L40S"),
+        ("unseen.csv", "L40S"),
+    ],
+)
+def test_a_part_of_a_table_is_read_under_any_name_that_tells_the_device(tmp_path, name, device):
+    columns = ("extra", "us_a", "k", "n", "m", *(("device",) if device else ()))
+    path = write(tmp_path / name, columns, [("x", 20.0, 1024, 512, 4096, *((device,) if device else ()))])
+    (found,) = score([path])
+    assert (found.device, found.family, found.n_rows) == ("l40s", "gemm bf16", 1)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("x.csv", "a,b\n1,2\n", "columns: found a, b"),
@@ -144,6 +161,7 @@ def test_whole_model_rows_give_forward_and_backward(tmp_path):
         ("aic_gemm_bf16_l40s.csv", "m,n,k,us_a\n1,2,3,\n", "line 2"),
         ("aic_gemm_bf16_l40s.csv", "m,n,k,us_a\n1,2\n", "line 2"),
         ("aic_gemm_bf16_a900.csv", "m,n,k,us_a\n1,2,3,4\n", "a900"),
+        ("aic_gemm_bf16_l40s.csv", "m,n,k,us_a\n", "no rows"),
         ("unnamed.csv", "m,n,k,us_a\n1,2,3,4\n", "file name"),
     ],
 )
