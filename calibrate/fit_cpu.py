@@ -182,7 +182,7 @@ def fit_operator(rows: Rows, family: str, device: Device) -> OperatorFit:
     bare = SegmentFit(parameters=parameters, arrays={}, fit_range={}, heldout={}, n_rows=len(train))
     result = law(as_segment("", bare), train.calls, device)
     target = np.clip(np.log(train.measured_s / result.time_s), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION)
-    chosen = fit_correction(result.features, target)
+    chosen = fit_correction(result.features, target, try_own_scales=True)
     ranges = {name: (float(values.min()), float(values.max())) for name, values in result.ranged.items()}
     fitted = SegmentFit(parameters=parameters, arrays=chosen.arrays, fit_range=ranges, heldout={}, n_rows=len(train))
     found = with_heldout(fitted, rows.where(rows.heldout), device, law)

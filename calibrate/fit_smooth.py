@@ -18,7 +18,10 @@ from calibrate.fitting import fit_trees
 from perfmodel.kernels.correction import LEAF, Floats, evaluate_trees
 from perfmodel.kernels.smooth import matern
 
-MANY_ROWS = 60  # from here on every column gets a length scale of its own; fewer rows would fit them to their noise
+MANY_ROWS = 60  # from here on every column gets a length scale of its own; fewer rows may fit them to their noise
+# Fewer rows, from here on, may have them as well where one column tells nearly all (a kernel that takes another path for sides
+# of 16 and 32 than for 14 and 28): if they leave less than this share of what one scale for all leaves.
+OWN_ROWS, OWN_SHARE = 24, 0.7
 START_SCALE, SCALES = 3.0, (0.3, 100.0)  # in standard deviations of a column
 AMPLITUDES = (1e-4, 1.0)  # variance of log corrections
 NOISES = (1e-4, 0.1)  # 1 % to 30 %
@@ -39,11 +42,18 @@ class Correction:
     left_out: Floats
 
 
-def fit_correction(features: Floats, target: Floats) -> Correction:
-    """The correction of log corrections `target` [n] over `features` [n, f] that leaves least on rows it has not seen."""
+def fit_correction(features: Floats, target: Floats, *, try_own_scales: bool = False) -> Correction:
+    """The correction of log corrections `target` [n] over `features` [n, f] that leaves least on rows it has not seen.
+
+    With `try_own_scales`, OWN_ROWS to MANY_ROWS rows may have a length scale for each column as well.
+    """
     if len(target) < MIN_ROWS:
         return Correction(arrays={}, left_out=target)
     smooth = fit_smooth(features, target)
+    if try_own_scales and OWN_ROWS <= len(target) <= MANY_ROWS:
+        own = fit_smooth(features, target, own_scales=True)
+        if _score(own.left_out) < OWN_SHARE * _score(smooth.left_out):
+            smooth = own
     if len(target) < MIN_TREE_ROWS:
         return smooth
     both = mean_of(smooth, fit_forest(features, target))
@@ -81,8 +91,11 @@ def mean_of(smooth: Correction, trees: Correction) -> Correction:
     return Correction(arrays=arrays, left_out=(smooth.left_out + trees.left_out) / 2)
 
 
-def fit_smooth(features: Floats, target: Floats) -> Correction:
-    """The process through log corrections `target` [n] over `features` [n, f]."""
+def fit_smooth(features: Floats, target: Floats, *, own_scales: bool = False) -> Correction:
+    """The process through log corrections `target` [n] over `features` [n, f].
+
+    Every column has a length scale of its own if asked for, or if there are more than MANY_ROWS rows.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -90,7 +103,7 @@ def fit_smooth(features: Floats, target: Floats) -> Correction:
     centre, spread = features.mean(axis=0), features.std(axis=0)
     columns = np.flatnonzero(spread > CONSTANT)
     z = (features[:, columns] - centre[columns]) / spread[columns]
-    many = len(target) > MANY_ROWS
+    many = own_scales or len(target) > MANY_ROWS
     scales = np.full(max(len(columns), 1), START_SCALE) if many else START_SCALE
     kernel = ConstantKernel(0.02, AMPLITUDES) * Matern(scales, SCALES, nu=1.5) + WhiteKernel(1e-3, NOISES)
     offset = float(np.median(target))

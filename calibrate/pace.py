@@ -4,9 +4,9 @@ A shared machine's caches, memory and cores are not the same every hour, and a c
 call again and again: the second thread has to be woken, stores of the call before still drain, pages have left the TLB. For
 each resource (`db.device.Pace`) some rows of the device's own tables are called one after the other, round after round, for
 a fraction of a second; a resource's factor is the median of now / then over its kernels. Together they move more memory than
-any cache holds, so each meets its tensors cold, as its row did; a short one also meets its code cold, and its row is told
-what that costs (`calibrate/host.py`). Then is the best lower quartile of three rounds, now the median: training steps are
-made of typical calls.
+any cache holds, so each meets its tensors cold, as its row did. Short calls are made SHORT_CALLS times in a row, as they were
+then; what cold code costs them in a step has a figure of its own (`calibrate/host.py`). Then is the best lower quartile of
+three rounds, now the median: training steps are made of typical calls.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ SHORT_S = (1e-6, 8e-6)  # of kernels that are hardly more than a call
 MOST = 0.8  # of its time a kernel spends on the resource that it shows
 STEP = 0.01  # by which a factor is raised to see what a kernel's time does
 LAPS = 5  # round all kernels in one look
+SHORT_CALLS = 25
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "compute": ("gemm", "conv", "attention"),
     "memory": ("elementwise", "copy", "optimizer"),
@@ -50,11 +51,16 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeKernel:
-    """A row of a table that is timed again: its case and the seconds it took then (and its cold code takes)."""
+    """A row of a table that is timed again: its case and the seconds it took then."""
 
     resource: str
     case: str
     then_s: float
+
+    @property
+    def n_calls(self) -> int:
+        """Calls in a row of which one time is taken."""
+        return SHORT_CALLS if self.resource == "host" else 1
 
 
 def probe_kernels(device: Device, db: str | None = None) -> tuple[ProbeKernel, ...]:
@@ -66,11 +72,8 @@ def probe_kernels(device: Device, db: str | None = None) -> tuple[ProbeKernel, .
             table = folder / f"{family}.csv"
             rows = _showing(read_table(table, device), resource, device) if table.exists() else []
             chosen = sorted(rows, key=lambda row: hashlib.sha256(row.case.encode()).hexdigest())[:PER_FAMILY]
-            segments = segments_of(device.fits[family], device) if chosen else {}
-            for row in chosen:
-                then_s = row.time_s + segments[row.key].parameters.get("in_step_s", 0.0)
-                found.append(ProbeKernel(resource=resource, case=row.case, then_s=then_s))
-    # Short calls stand among long ones, as in a step.
+            found += [ProbeKernel(resource=resource, case=row.case, then_s=row.time_s) for row in chosen]
+    # Long calls of all resources are mixed, as in a step.
     return tuple(sorted(found, key=lambda kernel: hashlib.sha256(kernel.case.encode()).hexdigest()))
 
 
@@ -91,25 +94,30 @@ def _share(row: MeasuredRow, segment: Segment, resource: str, device: Device) ->
     return (slow_s / plain_s - 1.0) / STEP
 
 
-def time_kernels(cases: Sequence[str], n_threads: int) -> list[float]:
-    """Median seconds of each case over laps round all of them, in this process, which keeps their tensors."""
+def time_kernels(kernels: Sequence[ProbeKernel], n_threads: int) -> list[float]:
+    """Median seconds of a call of each kernel over laps round all of them, in this process, which keeps their tensors."""
     import torch
 
     from calibrate.measure_cpu import set_threads
 
     set_threads(n_threads)
-    laps: list[list[float]] = []
     with torch.no_grad():
-        prepared = [_prepared(case) for case in cases]
-        kept: list[object] = [None] * len(prepared)
-        for _ in range(LAPS):
-            laps.append([])
-            for place, kernel in enumerate(prepared):
-                arguments = kernel.arguments[0]
-                begun = time.perf_counter()
-                kept[place] = kernel.call(*arguments, **kernel.kwargs)
-                laps[-1].append(time.perf_counter() - begun)
+        prepared = [_prepared(kernel.case) for kernel in kernels]
+        kept: dict[str, object] = {}
+        laps = [
+            [_call_s(what, kernel, kept) for what, kernel in zip(prepared, kernels, strict=True)] for _ in range(LAPS)
+        ]
     return [statistics.median(times) for times in zip(*laps, strict=True)]
+
+
+def _call_s(prepared: Prepared, kernel: ProbeKernel, kept: dict[str, object]) -> float:
+    """Median seconds of a few calls in a row. The last output is `kept` until the kernel's next turn, as a step keeps it."""
+    arguments, times = prepared.arguments[0], []
+    for _ in range(kernel.n_calls):
+        begun = time.perf_counter()
+        kept[kernel.case] = prepared.call(*arguments, **prepared.kwargs)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
 
 
 @cache
@@ -135,10 +143,9 @@ class Looks:
 
     def look(self) -> None:
         """Times every kernel once more; the first time prepares them and counts for nothing."""
-        cases = [kernel.case for kernel in self._kernels]
         if not self._factors:
-            self._pool.submit(time_kernels, cases, self._n_threads).result()
-        now_s = self._pool.submit(time_kernels, cases, self._n_threads).result()
+            self._pool.submit(time_kernels, self._kernels, self._n_threads).result()
+        now_s = self._pool.submit(time_kernels, self._kernels, self._n_threads).result()
         self._factors.append([now / kernel.then_s for now, kernel in zip(now_s, self._kernels, strict=True)])
 
     def pace(self) -> Pace:

@@ -72,3 +72,17 @@ def test_the_correction_that_leaves_less_is_taken() -> None:
     found = fit_correction(features, steps)
     assert np.abs(found.left_out).mean() <= np.abs(smooth.left_out).mean()
     assert "smooth_points" in found.arrays
+
+
+def test_few_rows_have_scales_of_their_own_where_one_column_tells_nearly_all() -> None:
+    generator = np.random.default_rng(3)
+    features = generator.uniform(0.0, 1.0, (200, 10))
+    target = 0.4 * np.sin(6.0 * features[:, 4])
+    seen, unseen = features[:40], features[40:]
+    plain, own = (fit_correction(seen, target[:40], try_own_scales=own) for own in (False, True))
+    errors = [np.abs(correction(found.arrays, unseen) - target[40:]).mean() for found in (plain, own)]
+    assert errors[1] < errors[0] / 2
+    # Where no column tells more than the others, one scale for all stays.
+    noise = generator.normal(0.0, 0.1, 40)
+    same = [fit_correction(seen, noise, try_own_scales=own).arrays["smooth_scale"] for own in (False, True)]
+    np.testing.assert_array_equal(same[0], same[1])
