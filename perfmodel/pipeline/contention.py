@@ -33,6 +33,7 @@ from perfmodel.collectives.group import group_of
 from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.db.device import Device
 from perfmodel.pipeline.overlap import Overlapped
+from perfmodel.pipeline.overlap_rounds import MAX_ROUNDS
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.tasks import LoweredClass
@@ -98,12 +99,16 @@ def with_slowdown(prediction: Prediction, classes: Sequence[LoweredClass], overl
         f"{', '.join(carried)}: how much compute and communication slow each other is derived from A100; it adds "
         f"{format_time(lost_s)} here"
     ]
+    unsettled = (
+        f"how much compute and communication slow each other had not settled after {MAX_ROUNDS} rounds; the last counts"
+    )
+    notes = [*(notes if carried else ()), *(() if overlapped.settled else (unsettled,))]
     return replace(
         prediction,
         low_s=max(time_s - math.hypot(time_s - prediction.low_s, below_s), 0.0),
         high_s=time_s + math.hypot(prediction.high_s - time_s, above_s),
         provenance=dict(sorted({**prediction.provenance, **origins}.items())),
-        notes=(*prediction.notes, *(notes if carried else ())),
+        notes=(*prediction.notes, *notes),
     )
 
 

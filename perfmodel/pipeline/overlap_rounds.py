@@ -19,7 +19,7 @@ from perfmodel.sim.program import COMM, COMPUTE, IntArray
 from perfmodel.sim.steady import LONGEST_CYCLE, MAX_ITERATIONS, Seam
 
 MAX_ROUNDS = 30
-SETTLED_FRAC = 1e-6  # change of the iteration time between rounds that ends the search
+SETTLED_FRAC = 1e-5  # change of the iteration time between rounds that ends the search
 MOST_MOVES = 16  # of each edge, on average, in sorting what is nearly in order
 
 FloatArray = NDArray[np.float64]
