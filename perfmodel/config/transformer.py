@@ -45,6 +45,8 @@ class TransformerSpec(TrainedSpec):
         implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels; `vtrain`: the
             same layer (gpt2) in the model whose functions VIA-Research/vTrain profiles, head and loss as they are there.
         lora_rank: only adapters of this rank beside the attention's projections are trained (megatron's llama).
+        predicted_tokens: tokens of a sample that bert's language-model head predicts, picked before it as NVIDIA's BERT does
+            (its dense sequence output); by default the head runs on all of them.
         qkv: `joint` projects query, key and value at once, `separate` each on its own as Llama's own code does (megatron's
             llama). The value is a view of a joint projection and keeps it alive until backward.
     """
@@ -84,6 +86,7 @@ class TransformerSpec(TrainedSpec):
     implementation: Literal["huggingface", "megatron", "vtrain"] = "huggingface"
     lora_rank: PositiveCount | None = None
     qkv: Literal["joint", "separate"] = "joint"
+    predicted_tokens: PositiveCount | None = None
 
     @property
     def tokens(self) -> int:
@@ -145,10 +148,20 @@ class TransformerSpec(TrainedSpec):
                 f"qkv: found separate with implementation {self.implementation} and lora_rank {self.lora_rank}, allowed with "
                 "megatron and without lora_rank: the others are built one way"
             )
-        problems += self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
+        problems += (
+            self._not_predicted() + self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
+        )
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _not_predicted(self) -> list[str]:
+        n = self.predicted_tokens
+        if n is None or (self.head != "classification" and n <= self.tokens):
+            return []
+        return [
+            f"predicted_tokens: found {n}, allowed at most the {self.tokens} tokens of a sample, with a language-model head"
+        ]
 
     def _experts(self) -> list[str]:
         problems = []
@@ -191,6 +204,7 @@ class TransformerSpec(TrainedSpec):
             "embedding_dropout": ("gpt2",),
             "implementation": ("gpt2", "llama"),
             "qkv": ("llama",),
+            "predicted_tokens": ("bert",),
             "attention_bias": ("opt", *ROTARY),
             "mlp_bias": ("opt", "llama"),
             "experts": ("mixtral",),

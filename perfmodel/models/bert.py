@@ -227,10 +227,16 @@ class Bert(nn.Module):
         tie(self.cls.predictions.decoder, self.bert.embeddings.word_embeddings, spec)
 
     def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor
+        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits of token ids, token types and attention mask, all (batch, tokens)."""
-        logits: Tensor | tuple[Tensor, Tensor] = self.cls(*self.bert(input_ids, token_type_ids, attention_mask))
+        """Logits of token ids, token types and attention mask, all (batch, tokens).
+
+        `predicted` are the places, of all tokens of the batch in a row, that the language-model head is asked for.
+        """
+        encoded, pooled = self.bert(input_ids, token_type_ids, attention_mask)
+        if predicted is not None:
+            encoded = torch.index_select(encoded.view(-1, encoded.shape[-1]), 0, predicted)
+        logits: Tensor | tuple[Tensor, Tensor] = self.cls(encoded, pooled)
         return logits
 
 

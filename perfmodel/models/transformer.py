@@ -52,11 +52,14 @@ def build_parts(spec: TransformerSpec, device: str, seed: int) -> dict[str, Any]
     inputs: tuple[Tensor, ...] = (tokens,)
     if spec.architecture == "bert":
         inputs = (tokens, torch.zeros_like(tokens), torch.ones_like(tokens))
+    predicted = spec.tokens if spec.predicted_tokens is None else spec.predicted_tokens
+    if spec.predicted_tokens is not None:
+        inputs = (*inputs, draw(spec.batch_size * predicted, below=spec.batch_size * spec.tokens))
     targets: tuple[Tensor, ...] = ()
     if spec.implementation == "vtrain":
         targets = (draw(spec.batch_size, spec.vocab_size, below=spec.tokens),)
     elif spec.head != "classification":
-        targets = (draw(spec.batch_size, spec.tokens, below=spec.vocab_size),)
+        targets = (draw(spec.batch_size, predicted, below=spec.vocab_size),)
     if spec.head != "lm":
         targets = (*targets, draw(spec.batch_size, below=2))
     return {

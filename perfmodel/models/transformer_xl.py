@@ -129,8 +129,8 @@ class TransformerXl(nn.Module):
         span = n + memories[0].shape[0]
         x = self.drop(self._embed(tokens))
         mask = torch.ones(n, span, dtype=torch.bool, device=x.device).triu(1 + memories[0].shape[0])
-        places = torch.arange(span - 1, -1, -1.0, device=x.device)
-        rates = 1 / 10000 ** (torch.arange(0.0, self.width, 2.0, device=x.device) / self.width)
+        places = torch.arange(span - 1, -1, -1.0, device=x.device, dtype=x.dtype)
+        rates = 1 / 10000 ** (torch.arange(0.0, self.width, 2.0, device=x.device, dtype=x.dtype) / self.width)
         angles = torch.outer(places, rates)
         r = self.drop(torch.cat([angles.sin(), angles.cos()], dim=-1))
         held = [x]
@@ -147,7 +147,7 @@ class TransformerXl(nn.Module):
         if not len(self.projections):
             return self.embeddings[0](tokens) * self.scale  # type: ignore[no-any-return]  # nn.Module's call is untyped
         flat = tokens.view(-1)
-        found = torch.zeros(flat.shape[0], self.width, device=tokens.device)
+        found = torch.zeros(flat.shape[0], self.width, device=tokens.device, dtype=self.out_bias.dtype)
         for cluster, (table, project) in enumerate(zip(self.embeddings, self.projections, strict=True)):
             rows = self._rows(flat, cluster)
             made = project(table(flat.index_select(0, rows) - self.ends[cluster]))
