@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate
-from perfmodel.collectives.estimate import Fits, estimate_collective
+from perfmodel.collectives.estimate import Fits, estimate_collectives
 from perfmodel.collectives.flows import max_min_rates
 from perfmodel.collectives.group import Group, first_by_nic, group_of
 from perfmodel.collectives.price import send_matrix
@@ -34,7 +34,7 @@ def estimate_concurrent(
 
     Raises what estimate_collective raises.
     """
-    alone = [estimate_collective(call, topology, fits=fits) for call in calls]
+    alone = estimate_collectives(calls, topology, fits=fits)
     shares = [_busy_shares(call, topology) for call in calls]
     ends = _finish([(e.latency_s, e.bandwidth_s) for e in alone], shares)
     return [_stretched(estimate, end) for estimate, end in zip(alone, ends, strict=True)]

@@ -64,11 +64,14 @@ def estimate_collective(  # noqa: PLR0913 -- the room's one door
 def estimate_collectives(
     calls: Sequence[CollectiveCall], topology: Topology, *, fits: Fits | None = None
 ) -> list[CollectiveEstimate]:
-    """estimate_collective of every call, in order; equal calls are priced once."""
+    """estimate_collective of every call, in order; equal calls are priced once, and the database is looked at once."""
+    fit, wires = (fits.get(topology.fabric), None) if fits is not None else (None, None)
+    if fits is None:
+        fit, wires = load_fabric(topology.fabric), load_wires()
     priced: dict[CollectiveCall, CollectiveEstimate] = {}
     for call in calls:
         if call not in priced:
-            priced[call] = estimate_collective(call, topology, fits=fits)
+            priced[call] = _estimate(call, topology, fit, wires, (None, None))
     return [priced[call] for call in calls]
 
 
