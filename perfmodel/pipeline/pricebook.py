@@ -158,10 +158,11 @@ class PriceBook:
             places = [self._places.get(id(events)) or self._place(events, remember=remember) for events in sequences]
             return self._prices(places, collectives, issue_s or {})
 
-    def _place(self, events: Sequence[Event], *, remember: bool) -> _Places:
-        columns = columns_of(events)
+    def _place(self, events: Sequence[Event], columns: EventColumns | None = None, *, remember: bool) -> _Places:
+        columns = columns_of(events) if columns is None else columns
         if isinstance(events, SplicedEvents):
-            base = self._places.get(id(events.base)) or self._place(events.base, remember=remember)
+            known = self._places.get(id(events.base))
+            base = known or self._place(events.base, events.base_columns, remember=remember)
             rows = np.concatenate([base.rows, self._rows_of(events.added.columns.ops)])
         else:
             rows = self._rows_of(columns.ops)

@@ -125,7 +125,7 @@ class SplicedEvents(Sequence[Event]):
     """
 
     def __init__(self, base: Sequence[Event], columns: EventColumns, added: Added, slot: IntArray) -> None:
-        self.base, self.added = base, added
+        self.base, self.base_columns, self.added = base, columns, added
         numbers = np.arange(len(base), dtype=np.int64)
         self.base_at: IntArray = numbers + np.searchsorted(slot, numbers, side="right")
         self.added_at: IntArray = slot + np.arange(len(slot), dtype=np.int64)
