@@ -16,10 +16,11 @@ from calibrate.kernels import Progress, Settings, check_families, device_title, 
 from calibrate.kernels import measure as measure_kernels
 from calibrate.report import plot_rows, render
 from calibrate.session import write_provenance
+from perfmodel.db.device import Device
 from perfmodel.db.fits import write_fit
 from perfmodel.db.host import HOST_FILE
-from perfmodel.db.loading import db_root, load_device
-from perfmodel.errors import MissingCalibrationError
+from perfmodel.db.loading import db_root, load_device, resolve_device
+from perfmodel.errors import ConfigError, MissingCalibrationError
 
 __all__ = ["fit", "measure", "render", "settings_of"]
 
@@ -43,7 +44,7 @@ def settings_of(
         share=share,
         limit_s=limit_s,
         plan_s=limit_s,
-        n_threads=n_threads or device.n_sms,
+        n_threads=n_threads or (device.n_sms if device.kind == "cpu" else 1),
     )
 
 
@@ -54,6 +55,8 @@ def measure(settings: Settings, progress: Progress) -> bool:
     False if the time limit came first.
     """
     started = time.monotonic()
+    if settings.device.kind == "cuda":
+        _check_gpu(settings.device)
     if settings.device.kind == "cuda" and not (settings.out / HOST_FILE).exists():
         progress(0, 1, "host overheads")
         figures = host_cuda.measure(host_cuda.CudaHost())
@@ -96,6 +99,13 @@ def _reports(settings: Settings) -> list[FamilyReport]:
         return fit_tables(paths, settings.device)
     reports = (fit_table(path, settings.device) for path in paths)
     return [report for report in reports if report is not None]
+
+
+def _check_gpu(device: Device) -> None:
+    """Raises ConfigError if the GPU that torch sees is another one."""
+    seen = _cuda_name()
+    if resolve_device(seen) != device.name:
+        raise ConfigError(f"--device: found {device.name}, allowed {resolve_device(seen)}: torch sees {seen} here")
 
 
 def _cuda_name() -> str:

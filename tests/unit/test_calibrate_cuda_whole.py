@@ -21,6 +21,7 @@ from calibrate.measure_cpu import Timing
 from perfmodel.db import check_db, load_device
 from perfmodel.db.device import Device
 from perfmodel.db.loading import db_root
+from perfmodel.errors import ConfigError
 from perfmodel.kernels import calls_of, price, price_calls
 from perfmodel.validate.timed_ops import linear_op
 
@@ -106,6 +107,19 @@ def test_nothing_is_measured_twice_and_every_case_three_times(calibrated: Any) -
     assert gpu.killed
     assert set(gpu.asked.values()) == {kernels.N_ROUNDS}
     assert any(family == "gemm" and 0 < done <= total for done, total, family in shown)
+
+
+def test_another_gpu_than_the_one_asked_for_is_refused(calibrated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, settings, _, _ = calibrated
+    monkeypatch.setattr(run, "_cuda_name", lambda: "NVIDIA L4")
+    with pytest.raises(ConfigError, match="found h200_sxm, allowed l4: torch sees NVIDIA L4 here"):
+        run.measure(settings, lambda *progress: None)
+
+
+def test_the_host_works_with_one_thread_unless_told_otherwise() -> None:
+    asked: dict[str, Any] = {"families": ("gemm",), "limit_s": 60.0, "out": None, "share": 1.0}
+    assert run.settings_of(NAME, n_threads=None, **asked).n_threads == 1
+    assert run.settings_of("cpu", n_threads=None, **asked).n_threads == load_device("cpu").n_sms
 
 
 def test_a_second_plan_lies_where_the_law_errs(calibrated: Any) -> None:
