@@ -31,7 +31,7 @@ def rank(rows, names):
     n = len(rows)
     tasks = Tasks(
         event=np.zeros(n, np.int64), category=category, family=family, source=source, time_s=np.full(n, 10.0),
-        low_s=np.full(n, 8.0), high_s=np.full(n, 13.0), ideal_s=np.zeros(n), names=names,
+        low_s=np.full(n, 8.0), high_s=np.full(n, 13.0), ideal_s=np.zeros(n), memory_frac=np.zeros(n), names=names,
     )  # fmt: skip
     return SimpleNamespace(tasks=tasks)
 
