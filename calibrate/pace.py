@@ -151,7 +151,7 @@ class Looks:
     def pace(self) -> Pace:
         """Of each resource the median over its kernels of the median over all looks; 1 where nothing was looked at.
 
-        Rows of tables that no cache holds wait for the memory that the streams are slowed by, so they have its factor.
+        Rows of tables that no cache holds have no factor: their calls were measured behind other traffic in the first place.
         """
         found: dict[str, list[float]] = {}
         for index, kernel in enumerate(self._kernels):
@@ -159,7 +159,7 @@ class Looks:
             if seen:
                 found.setdefault(kernel.resource, []).append(statistics.median(seen))
         factors = {resource: statistics.median(seen) for resource, seen in found.items()}
-        return Pace(**factors, lookups=factors.get("memory", 1.0))
+        return Pace(**factors)
 
     def spread(self) -> dict[str, tuple[float, float]]:
         """Of each resource the tenth and the ninetieth percentile over looks of the median factor of its kernels."""

@@ -13,8 +13,8 @@ Features:
 - `parts`: pieces that threads can share, where it is rows; 0 where it is not known.
 - `lanes_n`, `lanes_k`: of products and convolutions, how many times more lanes than columns (channels) their vectors have.
 - `far_rows`: rows of a table that come from memory; `distinct`: rows that a batch names at least once.
-- `flushed`: 1 for a call that was measured right after other memory was swept through the caches: its code had to come back
-  as well. Never of a step.
+- `flushed`: 1 for a call on a table that was measured right after other memory was swept through the caches: its code and
+  the page tables had to come back as well. Of a step, the share of the caches that was swept (`cpu_law.flushed`).
 - `kind`, `taps`, `stride`: of convolutions; `causal`, `head_dim`: of attention; `lookups`, `pooling`: of embeddings.
 """
 

@@ -37,9 +37,16 @@ from perfmodel.kernels.correction import (
     corrected_s,
     segments_of,
 )
-from perfmodel.kernels.cpu_features import accesses, cpu_call, op_key, rows_bytes, table_lookups
+from perfmodel.kernels.cpu_features import (
+    SHARPNESS,
+    accesses,
+    cpu_call,
+    op_key,
+    rows_bytes,
+    table_lookups,
+)
 from perfmodel.kernels.cpu_heap import MAP_BYTES
-from perfmodel.kernels.cpu_memory import GIVEN_BACK_RANGE, reaches
+from perfmodel.kernels.cpu_memory import GIVEN_BACK_RANGE, Reach, beyond, reaches
 from perfmodel.kernels.pricing import calls_of, price_apart
 from perfmodel.kernels.registry import KernelCall
 
@@ -50,6 +57,10 @@ SECOND_CORE_GAIN = 1.43
 # Calls after which an operator's code has left the caches. `relu` behind 0, 4, 8, 12, 16 and 24 other small operators takes
 # 2.2, 2.4, 2.9, 3.4, 3.6 and 3.9 us, `mm` 4.3, 5.0, 5.5, 7.6, 7.9 and 9.3 us (torch 2.13, measured 2026-11-29).
 FORGOTTEN_OPS = 24
+# The part of the last-level cache whose lines last until a table is asked again: neighbours on the host share it. After 2 ms
+# of sleep 74 kernels of the calibration take 1.6 times what their warm rows say (median), `_embedding_bag` 64 us for 14:
+# nothing of 32 MiB is left then, in which time a DLRM moves some 8 MiB itself (2 threads, measured 2026-11-30).
+LEFT_FRAC = 0.25
 PAGE_BYTES = 4096
 FAULT_S = 2.86e-6  # of one page in one process; see crowded_faults_s
 FAULTS_TOGETHER = 1.17  # a fault beside n - 1 other processes' takes this times n as long
@@ -214,8 +225,10 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
         if segment is None:
             apart.append(index)
             continue
-        extra_s[index] = recent.cost_s(index, op_key(op), segment) * device.pace.host
-        call = cpu_call(op, found[index], lookups[index], float(device.l2_bytes), known)
+        call = flushed(cpu_call(op, found[index], lookups[index], float(device.l2_bytes), known), found[index], device)
+        # Cold code is part of what a flushed call costs.
+        cold_code = device.pace.host * (1.0 - call.features.get("flushed", 0.0))
+        extra_s[index] = recent.cost_s(index, op_key(op), segment) * cold_code
         _, members, chosen = groups.setdefault(op_key(op), (segment, [], []))
         members.append(index)
         chosen.append(call)
@@ -228,6 +241,19 @@ def price_step(ops: Sequence[Op], device: Device) -> list[tuple[Estimate, ...]]:
     for index, estimates in zip(apart, price_apart([calls_of(ops[i]) for i in apart], bare), strict=True):
         priced[index] = estimates
     return priced
+
+
+def flushed(call: KernelCall, reach: Reach, device: Device) -> KernelCall:
+    """A call on a table with the share of the caches that the step swept since the table's last use.
+
+    Behind swept caches a call on a table waits for code and for page tables, whatever rows it needs: eight `_embedding_bag`
+    of 2048 lookups in a step of 100 MB take 150 us each, 228 us the first, where their bytes would take 38 us; of 256 lookups
+    in a step of 8 MB, 30 us for 18 (2 threads, torch 2.13, profiler, medians of 9 steps, 2026-11-30).
+    """
+    if call.family != "embedding":
+        return call
+    share = beyond(reach.gap_bytes, LEFT_FRAC * float(device.l2_bytes), SHARPNESS)
+    return replace(call, features={**call.features, "flushed": share})
 
 
 class _Recent:

@@ -1,6 +1,7 @@
 """Prices at another pace: what grows with which factor, in closed form; and the factors, from times written down by hand."""
 
 import json
+import math
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 
@@ -14,8 +15,8 @@ from perfmodel.db.device import Pace, paced
 from perfmodel.db.loading import load_device
 from perfmodel.errors import ConfigError
 from perfmodel.graph import Op, TensorSpec
-from perfmodel.kernels.cpu_features import cpu_call
-from perfmodel.kernels.cpu_law import _segments, law, price_step
+from perfmodel.kernels.cpu_features import cpu_call, table_lookups
+from perfmodel.kernels.cpu_law import LEFT_FRAC, _segments, flushed, law, price_step
 from perfmodel.kernels.cpu_memory import cold, warm
 from perfmodel.report.live_pace import render_pace
 from perfmodel.validate.run_suite import score_suite
@@ -72,6 +73,24 @@ def test_a_step_takes_as_much_longer_and_the_correction_stays():
         assert after[0].high_s == pytest.approx(1.5 * before[0].high_s, rel=1e-9)
 
 
+def test_calls_on_tables_wait_for_what_the_step_swept_out_since():
+    table, n_bytes = tensor(1, 10_000, 16), float(CPU.l2_bytes)
+    lookups = Op(id=0, name="aten.embedding", inputs=(table, tensor(2, 64)), input_names=("weight", "indices"),
+                 outputs=(tensor(3, 64, 16),))  # fmt: skip
+    shares = []
+    for gap_bytes in (0.0, LEFT_FRAC * n_bytes, 10 * n_bytes, math.inf):
+        reach = replace(cold(lookups), gap_bytes=gap_bytes)
+        call = cpu_call(lookups, reach, table_lookups(lookups, {}), n_bytes)
+        shares.append(flushed(call, reach, CPU).features["flushed"])
+    # Half is lost where the sweep is as large as what neighbours leave (`cpu_memory.beyond`).
+    assert shares[:2] == pytest.approx([0.0, 0.5])
+    assert shares[2] > 0.99
+    assert shares[3] == 1.0
+    stream = relu(1000)
+    plain = cpu_call(stream, cold(stream), None, n_bytes)
+    assert flushed(plain, cold(stream), CPU) is plain
+
+
 def test_a_gpu_has_no_pace():
     gpu = load_device("a100_sxm_80gb")
     assert paced(gpu, Pace(compute=2.0)) is gpu
@@ -103,7 +122,7 @@ def test_factors_are_medians_over_kernels_of_medians_over_looks():
     for _ in range(3):
         looks.look()
     # The first answer prepares and is not counted. Medians over looks: 1.1, 1.3, 5.0 and 3.0.
-    assert looks.pace() == Pace(compute=1.3, memory=3.0, lookups=3.0, host=1.0)
+    assert looks.pace() == Pace(compute=1.3, memory=3.0, lookups=1.0, host=1.0)
     assert looks.spread()["memory"] == pytest.approx((2.2, 3.8))
     assert "compute: 1.300" in render_pace(looks.pace(), looks.spread(), score_suite([]))
 
