@@ -137,6 +137,7 @@ def _one(case: Case, number: int, settings: Settings, ops: OpLog) -> Round:
 def tables(settings: Settings) -> dict[str, list[MeasuredCase]]:
     """Puts rounds together and writes `<family>.csv` with provenance for every family that has rounds."""
     found: dict[str, list[MeasuredCase]] = {}
+    common = facts(settings, STATISTIC)
     for family, members in plan(settings).items():
         rounds: dict[str, list[Round]] = {}
         for item in RoundLog(settings.out, family).read():
@@ -152,7 +153,7 @@ def tables(settings: Settings) -> dict[str, list[MeasuredCase]]:
             table, n_rows = write_table(settings.out, family, rows, settings.n_threads)
             kept_out = sum(1 for row in rows if row.failed)
             own = {"rows": str(n_rows), "kept_out": str(kept_out), "plan_sha256": plan_sha256(members)}
-            write_provenance(table, facts(settings, STATISTIC) | own)
+            write_provenance(table, common | own)
             found[family] = rows
     return found
 

@@ -21,6 +21,10 @@ LONGEST_FP32_S = 10e-3  # of a product at the peak of the FP32 cores: tens of GF
 LONGEST_MOVE_S = 1e-3  # of a pointwise call at the datasheet bandwidth
 ROOM_FACTOR = 2  # times the L2 cache: what is met again after as much other traffic comes from memory
 MAX_BYTES, MAX_LENGTH = 8.0, 4.0  # tensors of hundreds of MB, 32,768 tokens a batch, layers of 16,384 features
+# Layer norm's means and deviations; batch norm's and its parameters, as under autocast. Group norm's have the input's type.
+STATISTICS_STAY = frozenset(
+    {"aten.native_layer_norm_backward", "aten.native_batch_norm", "aten.native_batch_norm_backward"}
+)
 _CPU_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -55,8 +59,14 @@ def _typed(case: Case, device: Device) -> Case:
     if case.op.startswith(_CPU_FLASH):
         return _flash_backward(case, half) if new else _efficient_backward(case, half)
     if case.family in BOTH_TYPES and int(case.key[0], 16) % 2:
-        return replace(case, args=tuple(_half(part, half) for part in case.args))
+        return replace(case, args=tuple(_half_of(case.op, part, half) for part in case.args))
     return case
+
+
+def _half_of(op: str, value: Any, half: str) -> Any:
+    """As `_half`, but for the statistics of norms (drawn `positive`), which CUDA's kernels keep in 32 bit."""
+    kept = op in STATISTICS_STAY and isinstance(value, TensorArg) and value.fill == "positive"
+    return value if kept else _half(value, half)
 
 
 def _flash(case: Case, half: str) -> Case:

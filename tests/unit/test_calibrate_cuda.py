@@ -93,6 +93,19 @@ def test_cards_before_ampere_have_fp16_and_memory_efficient_attention() -> None:
     assert names == {efficient, f"{efficient}_backward"}
 
 
+def test_statistics_of_norms_stay_in_32_bit(device: Device) -> None:
+    cases = [on_gpu(case, device) for case in draw_cases("norm") if case.op == "aten.native_layer_norm_backward"]
+    half = [case for case in cases if case.args[0].dtype == "bfloat16"]
+    assert 0.3 < len(half) / len(cases) < 0.7
+    for case in half:
+        gradient, image, _, mean_arg, rstd_arg, weight, bias, _ = case.args
+        assert {gradient.dtype, image.dtype, weight.dtype, bias.dtype} == {"bfloat16"}
+        assert {mean_arg.dtype, rstd_arg.dtype} == {"float32"}
+    batch = [on_gpu(case, device) for case in draw_cases("norm") if case.op == "aten.native_batch_norm"]
+    assert {case.args[0].dtype for case in batch} == {"bfloat16", "float32"}
+    assert {arg.dtype for case in batch for arg in case.args[1:5]} == {"float32"}
+
+
 @pytest.mark.parametrize("name", ["h100_sxm", "t4"])
 def test_attention_of_a_gpu_is_recorded_forward_and_backward(name: str) -> None:
     card = load_device(name)
