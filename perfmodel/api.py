@@ -16,6 +16,7 @@ from perfmodel.config.loading import Source
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
+from perfmodel.pipeline.loader import Loader
 from perfmodel.pipeline.overlap_rounds import warm_up_rounds
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
@@ -68,8 +69,8 @@ class RunOptions(ModelOptions, total=False):
         db: device database to use instead of the shipped one.
         strict: raise UnknownOpError if any price is not measured, fitted or derived from measurements.
         check: verify the simulated timeline against the simulator's rules before answering.
-        mode, input_copies, what_if, bounds, overlap, jitter, stragglers, check_memory, n_samples, seed: how the iteration is
-            executed; see `RunSettings`.
+        mode, input_copies, what_if, bounds, overlap, jitter, stragglers, loader, check_memory, n_samples, seed: how the
+            iteration is executed; see `RunSettings`.
     """
 
     nodes: int | None
@@ -83,6 +84,7 @@ class RunOptions(ModelOptions, total=False):
     overlap: bool
     jitter: Mapping[str, float]
     stragglers: Mapping[int, float]
+    loader: Loader | None
     check_memory: bool
     n_samples: int
     seed: int

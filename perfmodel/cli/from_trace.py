@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perfmodel.pipeline.run import Run
     from perfmodel.utilisation.from_trace import Factors
 
-_RUN_ONLY = ("what_if", "stragglers", "jitter", "check", "strict", "nodes", "mode")
+_RUN_ONLY = ("what_if", "stragglers", "jitter", "loader", "check", "strict", "nodes", "mode")
 
 
 def trace_what_ifs(model: str, topology: str, plan: str, options: Mapping[str, Any]) -> tuple[str, ...]:

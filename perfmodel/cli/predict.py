@@ -66,7 +66,8 @@ Key = TypeVar("Key")
 @click.option("--trace-topo", help="Machine of the traced run, if not that of the prediction.")
 @click.option("--trace-plan", help="Plan of the traced run, if not that of the prediction.")
 @click.option("--straggler", "stragglers", multiple=True, help="RANK:FACTOR, such as 3:1.1; may be repeated.")
-@click.option("--jitter", multiple=True, help="KIND=FRACTION, such as comm=0.1 (compute, comm, host, copy).")
+@click.option("--jitter", multiple=True, help="KIND=FRACTION, such as comm=0.1 (compute, comm, host, copy, rank).")
+@click.option("--loader", help="Data loader of a rank, such as 'workers=4,batch=120ms' or with ',prefetch=2'.")
 @click.option("--no-overlap-slowdown", is_flag=True, help="Compute and communication do not slow each other.")
 @click.option("--db", type=click.Path(), help="Device database to use instead of the shipped one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
@@ -94,12 +95,14 @@ def predict(model: str, topology: str, plan: str, **options: Any) -> None:
     file on stdin. Exit codes: 0 an answer, 2 wrong usage or input, or a plan that does not fit.
     """
     from perfmodel.api import predict_run
+    from perfmodel.pipeline.loader import parse_loader
     from perfmodel.report.table import render_table
 
     files = {name: options.pop(f"{name}_path") for name in ("trace", "html", "plot")}
     as_json = options.pop("as_json")
     options["stragglers"] = dict(_pair(text, ":", "--straggler", int) for text in options["stragglers"])
     options["jitter"] = dict(_pair(text, "=", "--jitter", str) for text in options["jitter"])
+    options["loader"] = parse_loader(options["loader"]) if options["loader"] else None
     options["overlap"] = not options.pop("no_overlap_slowdown")
     from_trace = {key: options.pop(key) for key in ("from_trace", "trace_batch", "trace_topo", "trace_plan")}
     if from_trace["from_trace"]:

@@ -19,6 +19,7 @@ from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.contention import overlap_model, with_slowdown
 from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.fuse import fuse_graph
+from perfmodel.pipeline.loader import loader_note, with_loader
 from perfmodel.pipeline.lower import lower_classes
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
 from perfmodel.pipeline.overlap import simulate_with_overlap
@@ -192,7 +193,9 @@ def predict_graph(
         classes = change_times(classes, changes)
     if settings.stragglers:
         classes = split_stragglers(classes, settings.stragglers)
-    changed = bool(changes or settings.stragglers)
+    if settings.loader:
+        classes = with_loader(classes, settings.loader)
+    changed = bool(changes or settings.stragglers or settings.loader)
     compiled, carry = compile_classes(classes) if changed else recompile_classes(classes, settings)
     compiled = share_cores(
         classes,
@@ -206,10 +209,13 @@ def predict_graph(
     steady = overlapped.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
     prediction = with_slowdown(summarise(subject, placement, classes, steady), classes, overlapped)
+    if settings.loader:
+        note = loader_note(settings.loader, prediction.iteration_time_s)
+        prediction = replace(prediction, notes=(*prediction.notes, note))
     if settings.bounds:
         prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, model))
     if settings.jitter:
-        prediction = replace(prediction, percentiles=sample_percentiles(steady, settings))
+        prediction = replace(prediction, percentiles=sample_percentiles(classes, steady, carry, settings))
     return Run(
         prediction=prediction,
         graph=graph,

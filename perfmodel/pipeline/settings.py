@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from perfmodel.errors import ConfigError, suggest
-from perfmodel.sim.program import KIND_CODES
+from perfmodel.pipeline.loader import Loader, loader_problems
+from perfmodel.sim.perturb import JITTERS
 
 Mode = Literal["eager", "cuda_graph", "compile"]
 InputCopies = Literal["pinned", "pageable", "prefetch"]
@@ -29,8 +30,10 @@ class RunSettings:
         what_if: changes in words, each `<what> x<factor>` or `no <what>` (see `pipeline.whatif`).
         bounds: also find the lower bounds (infinite network, infinite host, roofline).
         overlap: compute slows beside communication where the device's factors are known.
-        jitter: coefficient of variation of durations by stream kind (`compute`, `comm`, `host`, `copy`).
+        jitter: coefficient of variation of durations by stream kind (`compute`, `comm`, `host`, `copy`), and of `rank`, a
+            factor that all tasks of a rank but its communication share in an iteration.
         stragglers: rank -> factor on the time of its kernels, copies and host work (1.1: ten percent slower).
+        loader: worker processes that make the batches; None: a batch is there when the step asks for it.
         gradients: operators keep what backward needs; False where nothing runs backward, which costs the host less.
         check_memory: refuse a plan whose tensors do not fit; False predicts as if they did, and says so in a note.
         n_samples, seed: seeded runs behind the percentiles when `jitter` is given.
@@ -43,6 +46,7 @@ class RunSettings:
     overlap: bool = True
     jitter: Mapping[str, float] = field(default_factory=dict)
     stragglers: Mapping[int, float] = field(default_factory=dict)
+    loader: Loader | None = None
     gradients: bool = True
     check_memory: bool = True
     n_samples: int = 100
@@ -57,7 +61,8 @@ def check_settings(settings: RunSettings) -> RunSettings:
     problems = [
         *_known("mode", settings.mode, get_args(Mode)),
         *_known("input_copies", settings.input_copies, get_args(InputCopies)),
-        *(line for name in settings.jitter for line in _known("jitter", name, KIND_CODES)),
+        *(line for name in settings.jitter for line in _known("jitter", name, JITTERS)),
+        *(loader_problems(settings.loader) if settings.loader else ()),
     ]
     problems += [
         f"jitter: {name}: found {value}, allowed a fraction from 0 to {MAX_JITTER_FRAC:g}"

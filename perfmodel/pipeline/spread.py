@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +15,15 @@ from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.pipeline.whatif import with_times
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.perturb import Jitter, perturbed_durations
-from perfmodel.sim.steady import Steady
+from perfmodel.sim.program import COMM
+from perfmodel.sim.slowest import slowest_durations, stretches_of
+from perfmodel.sim.steady import CarryDep, Steady, release_after, seam_of
 from perfmodel.sim.sweep import Sweeper, warm_up
 from perfmodel.units import ps_to_seconds
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-MAX_SAMPLED_RANKS = (
-    256  # ranks simulated one by one; of a larger machine each class is represented by its share of them
-)
+MAX_SAMPLED_RANKS = 256  # ranks that are simulated one by one; of more, each class by its slowest rank
+WARM_UP_ITERATIONS = 8  # drawn before the first that counts, so that delays have built up
 WARM_UP_FROM_TASKS = 2_000_000  # simulated tasks over all samples from which loading the compiled loop pays
 
 
@@ -61,37 +62,86 @@ def _part(lowered: LoweredClass, ranks: tuple[int, ...], factor: float, cls: int
     return with_times(part, np.where(is_collective, 1.0, factor))
 
 
-def sample_percentiles(steady: Steady, settings: RunSettings) -> dict[str, float]:
-    """Iteration times (s) by percentile over seeded iterations that each follow the steady one.
+def sample_percentiles(
+    classes: Sequence[LoweredClass], steady: Steady, carry: Sequence[CarryDep], settings: RunSettings
+) -> dict[str, float]:
+    """Iteration times (s) by percentile over seeded iterations that follow each other from the steady one on.
 
-    Every rank draws its own durations; a collective draws once for all its ranks.
+    What one iteration is late by, the next begins with. Up to `MAX_SAMPLED_RANKS` ranks draw their own durations one by one;
+    of more, each class draws those of its slowest rank (`sim.slowest`). A collective draws once for all its ranks.
     """
-    compiled, release_ps = _every_rank(steady)
+    n_ranks = sum(len(lowered.rank_class.ranks) for lowered in classes)
+    compiled, carried, ends = steady.timeline.compiled, carry, steady.timeline.end_ps
+    durations = steady.timeline.duration_ps
     jitter = Jitter(**{f"{kind}_frac": spread for kind, spread in settings.jitter.items()})
-    if compiled.n_tasks * settings.n_samples > WARM_UP_FROM_TASKS:
+    rng = np.random.default_rng(settings.seed)
+    if n_ranks <= MAX_SAMPLED_RANKS:
+        compiled, carried, ends = _every_rank(steady, carry)
+
+        def draw() -> IntArray:
+            seed = int(rng.integers(2**32))
+            return _one_draw_per_group(compiled, perturbed_durations(compiled, jitter=jitter, seed=seed))
+
+    else:
+        stretches = stretches_of(compiled, durations, _meeting(classes, compiled), jitter)
+
+        def draw() -> IntArray:
+            drawn = slowest_durations(compiled, durations, stretches, jitter, rng)
+            return _one_draw_per_group(compiled, drawn)
+
+    n_iterations = settings.n_samples + WARM_UP_ITERATIONS
+    if compiled.n_tasks * n_iterations > WARM_UP_FROM_TASKS:
         warm_up()
-    times_s = []
-    for seed in range(settings.seed, settings.seed + settings.n_samples):
-        durations = _one_draw_per_group(compiled, perturbed_durations(compiled, jitter=jitter, seed=seed))
-        _, _, end_ps = Sweeper(compiled, durations).run(release_ps)
-        times_s.append(ps_to_seconds(int(end_ps.max()) - steady.timeline.begin_ps))
+    times_s = follow(compiled, carried, ends, draw, n_iterations)[WARM_UP_ITERATIONS:]
     return {name: percentile(times_s, fraction) for name, fraction in PERCENTILES.items()}
 
 
-def _every_rank(steady: Steady) -> tuple[Compiled, IntArray]:
-    """The programs with one class a rank, and when each task may start after the steady iteration."""
+def follow(
+    compiled: Compiled, carry: Sequence[CarryDep], ends: IntArray, draw: Callable[[], IntArray], n_iterations: int
+) -> list[float]:
+    """Times (s) of iterations in a row whose durations are drawn, after one whose tasks ended at `ends` (ps).
+
+    Between the ends of two iterations, so that together they take as long as the whole run.
+    """
+    seam = seam_of(compiled, carry)
+    depth = int(seam.distance.max()) if len(seam.distance) else 1
+    past = [ends]
+    times_s = []
+    for _ in range(n_iterations):
+        _, _, end_ps = Sweeper(compiled, draw()).run(release_after(seam, past, compiled.n_tasks))
+        times_s.append(ps_to_seconds(int(end_ps.max()) - int(past[-1].max())))
+        past = [*past[-(depth - 1) :], end_ps] if depth > 1 else [end_ps]
+    return times_s
+
+
+def _meeting(classes: Sequence[LoweredClass], compiled: Compiled) -> IntArray:
+    """How many ranks meet at each task: the size of its collective's group; 0 of tasks that meet nobody."""
+    found = np.zeros(compiled.n_tasks, dtype=np.int64)
+    for cls, lowered in enumerate(classes):
+        columns = lowered.prices.columns
+        sizes = np.zeros(columns.size, dtype=np.int64)
+        sizes[columns.collective_at] = [len(e.collective.ranks) if e.collective else 0 for e in columns.collectives]
+        tasks = compiled.tasks_of(cls)
+        comm = np.flatnonzero(compiled.kinds_of(cls) == COMM)
+        found[tasks.start + comm] = sizes[lowered.tasks.event[comm]]
+    return found
+
+
+def _every_rank(steady: Steady, carry: Sequence[CarryDep]) -> tuple[Compiled, list[CarryDep], IntArray]:
+    """The programs with one class a rank, what they wait for across iterations, and when tasks of the steady one ended."""
     timeline = steady.timeline
     source = timeline.compiled
-    n_ranks = [program.n_ranks for program in source.programs]
-    share = min(1.0, MAX_SAMPLED_RANKS / sum(n_ranks))
-    programs, parts = [], []
+    programs, ends = [], []
+    carried: list[CarryDep] = []
     for cls, program in enumerate(source.programs):
         tasks = source.tasks_of(cls)
         arrays = replace(program.arrays(), duration_ps=timeline.duration_ps[tasks], n_ranks=1)
-        copies = max(1, round(n_ranks[cls] * share))
-        programs += [arrays] * copies
-        parts += [timeline.release_ps[tasks]] * copies
-    return compile_programs(programs), np.concatenate(parts)
+        mine = [dep for dep in carry if dep.cls == cls]
+        for _ in range(program.n_ranks):
+            carried += [replace(dep, cls=len(programs)) for dep in mine]
+            programs.append(arrays)
+            ends.append(timeline.end_ps[tasks])
+    return compile_programs(programs), carried, np.concatenate(ends)
 
 
 def _one_draw_per_group(compiled: Compiled, durations_ps: IntArray) -> IntArray:

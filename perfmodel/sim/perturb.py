@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import GraphError
 from perfmodel.metrics import percentile
@@ -13,15 +14,22 @@ from perfmodel.sim.compile import Compiled
 from perfmodel.sim.engine import simulate_compiled
 from perfmodel.sim.program import COMM, KIND_CODES, IntArray, StreamKind
 
+FloatArray = NDArray[np.float64]
+JITTERS = (*KIND_CODES, "rank")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """Random spread of task durations: log-normal with mean 1, the given coefficient of variation by stream kind."""
+    """Random spread of task durations: log-normal with mean 1, the given coefficient of variation by stream kind.
+
+    `rank_frac` is that of a factor which all tasks of a rank but its communication share in an iteration.
+    """
 
     host_frac: float = 0.0
     compute_frac: float = 0.0
     comm_frac: float = 0.0
     copy_frac: float = 0.0
+    rank_frac: float = 0.0
 
     def of(self, kind: StreamKind) -> float:
         """Coefficient of variation of a stream kind."""
@@ -60,12 +68,27 @@ def perturbed_durations(
         tasks = compiled.tasks_of(cls)
         factor[tasks] = np.where(kinds[tasks] == COMM, 1.0, slowdown)
     if jitter is not None:
-        variation = np.zeros(compiled.n_tasks)
-        for kind, code in KIND_CODES.items():
-            variation[kinds == code] = jitter.of(kind)
-        sigma = np.sqrt(np.log1p(variation**2))
-        factor *= np.exp(np.random.default_rng(seed).standard_normal(compiled.n_tasks) * sigma - sigma**2 / 2)
+        rng = np.random.default_rng(seed)
+        factor *= lognormal(variation_of(kinds, jitter), rng.standard_normal(compiled.n_tasks))
+        if jitter.rank_frac:
+            of_rank = lognormal(np.array(jitter.rank_frac), rng.standard_normal(compiled.n_classes))
+            factor *= np.where(kinds == COMM, 1.0, np.repeat(of_rank, np.diff(compiled.wiring.offsets)))
     return np.rint(compiled.duration_ps * factor).astype(np.int64)
+
+
+def variation_of(kinds: IntArray, jitter: Jitter) -> FloatArray:
+    """Coefficient of variation of tasks of these kinds."""
+    variation = np.zeros(len(kinds))
+    for kind, code in KIND_CODES.items():
+        variation[kinds == code] = jitter.of(kind)
+    return variation
+
+
+def lognormal(variation: FloatArray, normal: FloatArray) -> FloatArray:
+    """Factors of mean 1 and a coefficient of variation, from standard normal numbers."""
+    sigma = np.sqrt(np.log1p(variation**2))
+    factors: FloatArray = np.exp(normal * sigma - sigma**2 / 2)
+    return factors
 
 
 def spread(

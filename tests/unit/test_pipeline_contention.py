@@ -73,7 +73,7 @@ def test_a_send_between_hosts_holds_two_channels():
 
 
 def test_the_mean_loss_of_a_timeline_by_hand():
-    """Compute 0 to 100 (half bound by memory), a collective 60 to 160 that the next iteration's compute meets from 100 to 160."""
+    """Compute 0 to 60 (half bound by memory) and to 100, a collective 60 to 160 that the next iteration's compute meets."""
     program = Program(
         tasks=[
             Task(stream=COMPUTE, duration_ps=60),

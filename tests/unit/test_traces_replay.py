@@ -93,7 +93,7 @@ def test_steps_of_single_ranks_take_as_long_as_measured(name, n_steps, slowdown)
 
 
 def test_kernels_beside_collectives_by_channels():
-    """Time-weighted, as counted once by an independent script. What send and receive take is the share of the SMs they hold."""
+    """Time-weighted, as counted by an independent script. What send and receive take is the share of the SMs they hold."""
     (recommender,) = traces(TRACES / "recsys_a100x8_rank3_6steps.json.gz")
     (resnet,) = traces(TRACES / "resnet50_ddp_a100x2_rank0_3steps.json.gz")
     found = {(row.op, row.n_channels): row for trace in (recommender, resnet) for row in measure_by_channels(trace)}
