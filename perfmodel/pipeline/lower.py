@@ -79,10 +79,10 @@ def _tasks_of(tasks: Tasks, mine: slice, event: IntArray) -> Tasks:
 class _Wired:
     """What does not depend on prices: the tasks of classes, who waits for whom, by class programs without their durations.
 
-    `derived` are those of the classes' prices, `events` the event of each task by class.
+    `others` are `Prices.derived` of the classes after the first, which holds this; `events` the event of each task by class.
     """
 
-    derived: tuple[object, ...]
+    others: tuple[object, ...]
     lowering: Lowering
     programs: tuple[ArrayProgram, ...]
     events: tuple[IntArray, ...]
@@ -96,15 +96,15 @@ def _wired(priced: PricedClasses, device: Device, settings: RunSettings) -> _Wir
     known: _Wired | None = derived[0].get(key)
     if (
         known is None
-        or len(known.derived) != len(derived)
-        or any(a is not b for a, b in zip(known.derived, derived, strict=True))
+        or len(known.others) != len(derived) - 1
+        or any(a is not b for a, b in zip(known.others, derived[1:], strict=True))
     ):
         lowering = Lowering(priced, device, settings)
         rows, carry = _waits(lowering, priced.whole)
         first_event = lowering.first_event.tolist()
         edges = list(zip(lowering.first_task[:-1].tolist(), lowering.first_task[1:].tolist(), strict=True))
         known = _Wired(
-            derived=derived,
+            others=derived[1:],
             lowering=lowering,
             programs=tuple(_programs(lowering, rows)),
             events=tuple(lowering.event[a:b] - first for (a, b), first in zip(edges, first_event, strict=False)),

@@ -30,9 +30,9 @@ def compile_classes(classes: Sequence[LoweredClass]) -> tuple[Compiled, CarryRow
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Known:
-    """Programs compiled before, of classes whose `Prices.derived` are these."""
+    """Programs compiled before; `others` are `Prices.derived` of the classes after the first, which holds this."""
 
-    derived: tuple[dict[Hashable, Any], ...]
+    others: tuple[dict[Hashable, Any], ...]
     compiled: Compiled
     carry: CarryRows
 
@@ -45,9 +45,9 @@ def recompile_classes(classes: Sequence[LoweredClass], settings: RunSettings) ->
     derived = tuple(lowered.prices.derived for lowered in classes)
     key = "compiled", settings.mode, settings.input_copies, LAUNCH_QUEUE_DEPTH
     known: _Known | None = derived[0].get(key)
-    if known is None or len(known.derived) != len(derived) or any(map(is_not, known.derived, derived)):
+    if known is None or len(known.others) != len(derived) - 1 or any(map(is_not, known.others, derived[1:])):
         compiled, carry = compile_classes(classes)
-        derived[0][key] = _Known(derived=derived, compiled=compiled, carry=carry)
+        derived[0][key] = _Known(others=derived[1:], compiled=compiled, carry=carry)
         return compiled, carry
     durations = [lowered.program.duration_ps for lowered in classes]
     programs = tuple(
