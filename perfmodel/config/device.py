@@ -40,7 +40,7 @@ class HostSpec(Spec):
 class OverlapSpec(Spec):
     """What kernels lose beside collectives over what the shares of multiprocessors and memory say, as measured."""
 
-    scale: Annotated[float, Field(ge=0.0, le=10.0, description="a factor such as 1.25; 0 for no slowdown")]
+    scale: Annotated[float, Field(ge=0.0, le=10.0, description="a factor such as 1.29; 0 for no slowdown")]
     low_frac: Annotated[
         float, Field(ge=0.0, le=1.0, description="a multiplier for the low end of what is lost, 0 to 1")
     ]

@@ -71,7 +71,7 @@ class Overlap:
     (0.92 to 2.1 times what their shares say), and of other devices half as much again on either side.
     """
 
-    scale: float = 1.25
+    scale: float = 1.29
     low_frac: float = 0.5
     high_frac: float = 2.5
     is_measured: bool = False

@@ -13,7 +13,7 @@ kernel together want more than the memory gives, both get less: of two that want
 over to other GPUs as derived. Kernels whose blocks fill whole waves lose a wave or nothing; the law is their mean.
 
 Kernels beside collectives, and the law without its scale (`traces.overlap`): SendRecv on 8 channels 1.07 times as long
-(law 1.08), on 24 channels 1.28 (1.29), all_reduce of 181 MB on 24 channels 2.5 (1.5 to 1.9), all_reduce on 8 channels
+(law 1.08), on 24 channels 1.28 (1.29), all_reduce of 181 MB on 24 channels 2.5 (1.3 to 2.1), all_reduce on 8 channels
 over PCIe 1.26 (1.08). Others: compute 19 % slower on average, 40 % at most, in training on A100 and H100 and two AMD GPUs
 (arXiv 2507.03114); a matrix product of one wave on H100 beside 24 channels at 47 % instead of 80 % of the peak (NVIDIA
 developer forum, thread 337991).

@@ -42,10 +42,10 @@ def shares(topology, **options):
 
 
 def test_an_all_reduce_of_a_dgx_a100_by_hand():
-    """24 of 108 SMs; three crossings of memory at the 231.6 GB/s that rings reach, of 1,555 GB/s; times 1.25."""
+    """24 of 108 SMs; three crossings of memory at the 231.6 GB/s that rings reach, of 1,555 GB/s; times 1.29."""
     found, kernels = shares("dgx")
     wanted = 3 * 231.6 / 1555
-    expected = round(1250 * 24 / 108), round(1250 * wanted / (1 + wanted))
+    expected = round(1290 * 24 / 108), round(1290 * wanted / (1 + wanted))
     assert found["all_reduce", 24] == pytest.approx(expected, abs=1)
     assert kernels["elementwise"] == {FULL}
     assert kernels["norm"] == {FULL}
@@ -69,7 +69,7 @@ def test_a_send_between_hosts_holds_two_channels():
     (held, traffic), *rest = (share for (op, _), share in found.items() if op == "send_recv")
     wanted = 4 * 24.25 / 1555
     assert not rest
-    assert (held, traffic) == pytest.approx((1250 * 2 / 108, 1250 * wanted / (1 + wanted)), abs=1)
+    assert (held, traffic) == pytest.approx((1290 * 2 / 108, 1290 * wanted / (1 + wanted)), abs=1)
 
 
 def test_the_mean_loss_of_a_timeline_by_hand():
