@@ -66,12 +66,13 @@ def _resolve(name: str, names: Mapping[str, str]) -> str:
 
 
 def normalise(name: str) -> str:
-    """A device name without case, punctuation and vendor words.
+    """A device name without case, punctuation, vendor words and the power limit that result tables put behind it.
 
-    >>> normalise("NVIDIA A100-SXM4-80GB"), normalise("Tesla_V100-PCIE-32GB")
+    >>> normalise("NVIDIA A100-SXM4-80GB (400W)"), normalise("Tesla_V100-PCIE-32GB")
     ('a100_sxm4_80gb', 'v100_pcie_32gb')
     """
-    text = re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
+    bare = re.sub(r"\(\s*\d+\s*w\s*\)", "", name.casefold())
+    text = re.sub(r"[^a-z0-9]+", "_", bare).strip("_")
     for word in _VENDOR_WORDS:
         text = text.removeprefix(word)
     return text
