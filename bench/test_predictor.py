@@ -18,6 +18,7 @@ from perfmodel.units import KIBI, format_bytes
 pytestmark = pytest.mark.bench
 
 NEW_PLANS = 100
+SMALL_ROWS = 1_000_000  # of tables that fit wherever they are put
 CAPS = ("ddp", *(f"ddp,bucket_cap={size}MiB" for size in range(10, 60, 5)))
 
 
@@ -52,6 +53,22 @@ def test_a_plan_never_placed(benchmark, capsys, predictor):
     )
     benchmark.pedantic(lambda: made.predict(next(plans)), rounds=NEW_PLANS, warmup_rounds=10)
     report(benchmark, capsys, f"{name} on 8 ranks, a plan never placed")
+
+
+def test_tables_placed_otherwise(benchmark, capsys):
+    """Every round puts four of DLRM's smaller tables on other ranks than any plan before."""
+    made, chosen = Predictor("dlrm", "dgx"), random.Random(0)
+    classes = made.run().placement.classes
+    usual = {name: rank_class.representative for rank_class in classes for name in rank_class.tables}
+    small = [table.parameter for table in made.graph().tables if table.rows < SMALL_ROWS]
+    plans = iter(
+        [
+            load_plan({"embeddings": {**usual, **{name: chosen.randrange(8) for name in chosen.sample(small, 4)}}})
+            for _ in range(2 * NEW_PLANS)
+        ]
+    )
+    benchmark.pedantic(lambda: made.predict(next(plans)), rounds=NEW_PLANS, warmup_rounds=10)
+    report(benchmark, capsys, "dlrm on 8 ranks, tables placed otherwise")
 
 
 def test_another_topology(benchmark, capsys, predictor):
