@@ -15,7 +15,7 @@ from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.pipeline.whatif import with_times
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.perturb import Jitter, perturbed_durations
-from perfmodel.sim.program import COMM
+from perfmodel.sim.program import COMM, ArrayProgram
 from perfmodel.sim.slowest import slowest_durations, stretches_of
 from perfmodel.sim.steady import CarryDep, Steady, release_after, seam_of
 from perfmodel.sim.sweep import Sweeper, warm_up
@@ -131,7 +131,8 @@ def _every_rank(steady: Steady, carry: Sequence[CarryDep]) -> tuple[Compiled, li
     """The programs with one class a rank, what they wait for across iterations, and when tasks of the steady one ended."""
     timeline = steady.timeline
     source = timeline.compiled
-    programs, ends = [], []
+    programs: list[ArrayProgram] = []
+    ends: list[IntArray] = []
     carried: list[CarryDep] = []
     for cls, program in enumerate(source.programs):
         tasks = source.tasks_of(cls)
