@@ -21,6 +21,7 @@ from perfmodel.pipeline.overlap_rounds import warm_up_rounds
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
+from perfmodel.plan.facts import facts_of
 from perfmodel.sim.warm import warm_up_all
 from perfmodel.topology import Topology, build_topology
 from perfmodel.units import format_percent
@@ -128,7 +129,15 @@ def predict_run(
     batch = micro_batch(model, plan_spec, model_options)
     if batch is not None:
         model_options["batch"] = batch
-    graph = extract_graph(model, target=target_of(machine, db), **model_options)
+    target = target_of(machine, db)
+    graph = extract_graph(model, target=target, **model_options)
+
+    def at(samples: int) -> Graph:
+        options = model_options.copy()
+        options["batch"] = samples
+        return extract_graph(model, target=target, **options)
+
+    _divides(model, graph, at)
     run = predict_graph(graph, plan_spec, machine, db=db, settings=settings)
     if check:
         _check(run)
@@ -196,6 +205,8 @@ class Predictor:
         if self._n_runs == RUNS_TO_WARM_UP:
             warm_up_all()
             warm_up_rounds()
+        target = self._target(machine)
+        _divides(self._model, graph, lambda samples: self.graph(samples, target))
         run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
         if self._check:
             _check(run)
@@ -245,6 +256,18 @@ class Predictor:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._books, self._lock = PriceBooks(), Lock()
+
+
+def _divides(model: Source | nn.Module, graph: Graph, at: Callable[[int], Graph]) -> None:
+    """Lets advice on a plan that does not fit try micro-batches of fewer samples; `at` gives the graph of so many.
+
+    The batch of a module, or of a model from an entrypoint, is its own.
+    """
+    if facts_of(graph).smaller is not None or not isinstance(model, str | os.PathLike | Mapping):
+        return
+    spec = load_model(Path(model) if isinstance(model, os.PathLike) else model)
+    if not isinstance(spec, EntrypointSpec):
+        facts_of(graph).smaller = lambda parts: at(graph.batch_size // parts)
 
 
 def as_topology(topology: Machine, nodes: int | None = None) -> Topology:

@@ -34,6 +34,7 @@ from perfmodel.pipeline.summary import Subject, summarise
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.pipeline.whatif import change_links, change_times, parse_what_if
 from perfmodel.plan import Placement, RankDevice, place
+from perfmodel.plan.facts import facts_of
 from perfmodel.plan.frames import Frames
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
@@ -89,6 +90,7 @@ class PriceBooks:
         self._devices: dict[tuple[str, str | None, int, bool, Pace], Device] = {}
         self._books: dict[str, PriceBook] = {}
         self._fused: dict[int, tuple[Graph, Graph]] = {}  # by identity; holds the graph, so that none is reused
+        self._late: dict[int, tuple[Graph, Graph]] = {}
         self._overheads: dict[tuple[int, frozenset[str]], tuple[Graph, tuple[int, int]]] = {}
 
     def device(
@@ -136,6 +138,14 @@ class PriceBooks:
         if id(graph) not in self._fused:
             self._fused[id(graph)] = (graph, fuse_graph(graph))
         return self._fused[id(graph)][1]
+
+    def fused_late(self, graph: Graph) -> Graph:
+        """The graph as one to be split over tensor-parallel ranks before it is compiled, for fused chains do not split."""
+        if id(graph) not in self._late:
+            self._late[id(graph)] = (graph, replace(graph))
+        late = self._late[id(graph)][1]
+        facts_of(late).compiler = fuse_graph
+        return late
 
     def overhead(self, graph: Graph, sharded: frozenset[str]) -> tuple[int, int]:
         """`allocator_overhead`, found once for a graph without the tables `sharded`."""
@@ -273,9 +283,12 @@ def _placed(
     }
     kinds = {name: RankDevice(device=name, memory_bytes=n_bytes) for name, n_bytes in enough.items()}
     ranks = [kinds[p.device] for p in topology.ranks]
+    smaller = facts_of(graph).smaller
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
-        graph = books.fused(graph)
+        graph = books.fused(graph) if plan.size("tp") == 1 else books.fused_late(graph)
+
+    facts_of(graph).smaller = smaller
 
     def make() -> Placement:
         placement = place(graph, plan, ranks, advise=advise, distinct=distinct_rows, frames=books.frames)

@@ -12,50 +12,59 @@ from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
 
 N_CHANGES = 3
-MOST_TRIED = 40  # combinations that are worked out for one refusal
+MOST_TRIED = 60  # combinations that are worked out for one refusal
 
 Fits = Callable[[PlanSpec], bool]
 States = tuple[int, int]  # bytes of all parameters, and of the optimizer's states
 
-# What changes cost, as an order: attention computed again costs a few percent of the FLOPs and moves nothing; dividing states
-# moves as much as copies do (optimizer, gradients) or half as much more (parameters); whole blocks again cost a third of the
-# FLOPs; stages send activations; tensor parallelism reduces them several times a block; states on the host wait for it.
+# What changes cost, as an order: micro-batches run the same work in smaller kernels (with stages they even shorten the bubble,
+# with states gathered or scattered in each they move more); attention computed again costs a few percent of the FLOPs and
+# moves nothing; dividing states moves as much as copies do (optimizer, gradients) or half as much more (parameters); whole
+# blocks again cost a third of the FLOPs; stages send activations; tensor parallelism reduces them several times a block;
+# states on the host wait for it.
 _SHARDS = {"nothing": 0, "optimizer": 2, "gradients": 3, "parameters": 4}
 _SELECTIVE, _FULL, _STAGES, _TENSOR, _HOST = 1, 5, 6, 7, 20
 _DOUBLINGS = range(4)
+_SPLITS = 4  # doublings of the micro-batches that are tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A value of one axis: what it costs, in words (none: as the plan has it), and the plan with it."""
+    """A value of one axis: what it costs, in words (none: as the plan has it), and the plan with it.
+
+    A change that holds one of the same `kind` that fits is not named either.
+    """
 
     cost: int
     words: str
     apply: Callable[[PlanSpec], PlanSpec]
+    kind: str = ""
 
 
 def cheapest_changes(
-    plan: PlanSpec, n_ranks: int, fits: Fits, states: States = (0, 0), room_bytes: int = 0
+    plan: PlanSpec, n_ranks: int, fits: Fits, states: States = (0, 0), room_bytes: int = 0, batch: int = 1
 ) -> list[str]:
     """Up to three changes to a plan, in words, with which `fits` says that it fits, the cheapest first.
 
     `states` of the whole model and the `room_bytes` of a rank rule out what cannot fit without a try (0: nothing is ruled
-    out). A change that holds one that fits is not named.
+    out). A change that holds one that fits is not named. A micro-batch has `batch` samples, which may be divided further.
     """
     found: list[frozenset[str]] = []
+    named: list[str] = []
     n_tried = 0
-    for words, changed in _combinations(plan, n_ranks):
+    for words, kinds, changed in _combinations(plan, n_ranks, batch):
         if len(found) == N_CHANGES or n_tried == MOST_TRIED:
             break
-        if any(held <= words for held in found) or (room_bytes and _least_bytes(changed, n_ranks, states) > room_bytes):
+        if any(held <= kinds for held in found) or (room_bytes and _least_bytes(changed, n_ranks, states) > room_bytes):
             continue
         n_tried += 1
         try:
             if fits(changed):
-                found.append(words)
+                found.append(kinds)
+                named.append(" and ".join(sorted(words)))
         except InfeasiblePlanError:
             continue  # the model does not divide so
-    return [" and ".join(sorted(words)) for words in found]
+    return named
 
 
 def states_of(graph: Graph) -> States:
@@ -77,20 +86,23 @@ def _least_bytes(plan: PlanSpec, n_ranks: int, states: States) -> float:
     return parameters + optimizer
 
 
-def _combinations(plan: PlanSpec, n_ranks: int) -> Iterator[tuple[frozenset[str], PlanSpec]]:
-    """Combinations of values of all axes in order of what they cost, fewer changes first among equals."""
-    axes = (_recomputes(plan), _shards(plan), _meshes(plan, n_ranks), _offloads(plan))
-    rows: list[tuple[int, int, int, frozenset[str], tuple[_Change, ...]]] = []
+def _combinations(
+    plan: PlanSpec, n_ranks: int, batch: int
+) -> Iterator[tuple[frozenset[str], frozenset[str], PlanSpec]]:
+    """Combinations of values of all axes in order of what they cost, fewer changes first among equals: words, kinds, plan."""
+    axes = (_micro_batches(plan, batch), _recomputes(plan), _shards(plan), _meshes(plan, n_ranks), _offloads(plan))
+    rows: list[tuple[int, int, int, tuple[_Change, ...]]] = []
     for chosen in product(*axes):
-        words = frozenset(change.words for change in chosen if change.words)
-        if words:
-            rows.append((sum(change.cost for change in chosen), len(words), len(rows), words, chosen))
-    for _, _, _, words, picked in sorted(rows, key=lambda row: row[:3]):
+        changes = tuple(change for change in chosen if change.words)
+        if changes:
+            rows.append((sum(change.cost for change in changes), len(changes), len(rows), changes))
+    for _, _, _, picked in sorted(rows, key=lambda row: row[:3]):
         changed = plan
         for change in picked:
             changed = change.apply(changed)
         if _is_plan(changed, n_ranks):
-            yield words, changed
+            words = frozenset(change.words for change in picked)
+            yield words, frozenset(change.kind or change.words for change in picked), changed
 
 
 def _is_plan(plan: PlanSpec, n_ranks: int) -> bool:
@@ -115,6 +127,25 @@ def _keep(plan: PlanSpec) -> PlanSpec:
 
 
 _SAME = _Change(cost=0, words="", apply=_keep)
+
+
+def _micro_batches(plan: PlanSpec, batch: int) -> list[_Change]:
+    """The micro-batches doubled while their samples divide: passes of fewer samples keep fewer activations."""
+    found = [_SAME]
+    gathers_always = plan.size("pp") == 1 and plan.data_parallel.shard in ("gradients", "parameters")
+    for doubling in range(1, _SPLITS + 1):
+        if batch % (1 << doubling):
+            break
+        samples = batch >> doubling
+        if plan.accumulate > 1:
+            n = plan.accumulate << doubling
+            words, values = f"accumulate={n} of {samples} samples each", {"accumulate": n}
+        else:
+            n = plan.micro_batches << doubling
+            words, values = f"micro_batches={n}", {"micro_batches": n}
+        cost = doubling * (1 + gathers_always)
+        found.append(_Change(cost=cost, words=words, apply=_updated(values), kind="micro-batches"))
+    return found
 
 
 def _recomputes(plan: PlanSpec) -> list[_Change]:
@@ -155,7 +186,11 @@ def _offloads(plan: PlanSpec) -> list[_Change]:
 
 
 def _change(cost: int, words: str, values: Mapping[str, Any]) -> _Change:
-    return _Change(cost=cost, words=words, apply=lambda plan: plan.model_copy(update=dict(values)))
+    return _Change(cost=cost, words=words, apply=_updated(values))
+
+
+def _updated(values: Mapping[str, Any]) -> Callable[[PlanSpec], PlanSpec]:
+    return lambda plan: plan.model_copy(update=dict(values))
 
 
 def _section(cost: int, words: str, name: str, **values: Any) -> _Change:

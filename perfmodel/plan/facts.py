@@ -25,6 +25,9 @@ class GraphFacts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        # What compiled code makes of a rank's part, once it is split; and the same model with a part of its batch.
+        self.compiler: Callable[[Graph], Graph] | None = None
+        self.smaller: Callable[[int], Graph] | None = None
         self._events: dict[Hashable, Event] = {}
         self._memory: dict[Hashable, MemoryUse] = {}
         self._derived: dict[Hashable, Any] = {}

@@ -112,12 +112,15 @@ def _changes(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct
     if graph.tables:
         return table_changes(plan, lambda p: bool(_placed(graph, p, ranks, distinct, Frames()).classes))
     devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
-    fits = partial(_fits, graph, devices, memory)
-    return cheapest_changes(plan, len(ranks), fits, states_of(graph), min(memory))
+    smaller = facts_of(graph).smaller
 
+    def fits(changed: PlanSpec) -> bool:
+        parts = changed.n_micro // plan.n_micro
+        divided = graph if parts == 1 or smaller is None else smaller(parts)
+        return mesh_fits(divided, changed, devices, memory)
 
-def _fits(graph: Graph, devices: Sequence[str], memory_bytes: Sequence[int], plan: PlanSpec) -> bool:
-    return mesh_fits(graph, plan, devices, memory_bytes)
+    batch = 1 if smaller is None else graph.batch_size
+    return cheapest_changes(plan, len(ranks), fits, states_of(graph), min(memory), batch)
 
 
 def _placed(

@@ -66,6 +66,10 @@ class Spread:
         facts = whole.derived(
             ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(whole.graph, plan.tensor_parallel, tp))
         )
+        compiler = facts_of(graph).compiler
+        if compiler is not None:
+            split = facts.graph
+            facts = facts.derived("compiled", lambda: GraphFacts(compiler(split)))
         self.local = facts.graph
         n_cuts = self.n_stages * self.n_chunks
         self.parts: tuple[Chunk, ...] = facts.derived(
@@ -98,6 +102,11 @@ class Spread:
     def _shards(self) -> int:
         """Ranks over which states are divided, where they are."""
         n_replicas = self.mesh.size(*REPLICAS)
+        if self.plan.data_parallel.offload and n_replicas == 1:
+            raise InfeasiblePlanError(
+                "data_parallel.offload: found true with one replica, allowed with 2 or more: what lies in the host's memory "
+                "is what replicas divide"
+            )
         n_shards = self.plan.fsdp.ranks or n_replicas
         if n_replicas % n_shards:
             raise InfeasiblePlanError(

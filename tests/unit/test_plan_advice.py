@@ -73,3 +73,37 @@ def test_a_search_in_which_nothing_fits_says_what_the_nearest_plan_would_take() 
     with pytest.raises(InfeasiblePlanError, match=r"short by .*; it would fit with shard=") as refused:
         perfmodel.predict(big, "2xt4", plan="ddp")
     assert str(refused.value).count(", or ") == 2
+
+
+def tried_with(plan: str, n_ranks: int, batch: int, fits) -> list[str]:
+    return cheapest_changes(load_plan(plan), n_ranks, fits, batch=batch)
+
+
+def test_micro_batches_of_fewer_samples_are_tried_first() -> None:
+    found = tried_with("ddp", 8, 8, lambda plan: plan.micro_batches >= 4 or plan.recompute is not None)
+    assert found[:2] == ["recompute=selective", "micro_batches=4"]
+    # Eight would fit too, and four with anything else: neither is another way.
+    assert not any("micro_batches" in change for change in found[2:])
+
+
+def test_they_are_combined_where_they_are_not_enough() -> None:
+    found = tried_with("ddp", 8, 4, lambda plan: plan.micro_batches == 4 and plan.data_parallel.shard != "nothing")
+    assert found[0] == "micro_batches=4 and shard=optimizer"
+
+
+def test_accumulated_batches_are_divided_too_and_odd_ones_are_not() -> None:
+    assert tried_with("ddp,accumulate=3", 8, 4, lambda plan: plan.accumulate == 6) == ["accumulate=6 of 2 samples each"]
+    seen: list[int] = []
+    tried_with("ddp", 2, 6, lambda plan: bool(seen.append(plan.micro_batches)))
+    assert set(seen) == {1, 2}  # six samples divide by two once
+
+
+def test_what_it_names_fits_when_predicted() -> None:
+    """Each change is taken at its word: the plan with it is predicted, and is not refused."""
+    wide = {**SMALL, "batch_size": 64, "hidden_size": 1024, "layers": 8, "max_positions": 1024, "name": "wide"}
+    with pytest.raises(InfeasiblePlanError, match=r"it would fit with micro_batches=") as refused:
+        perfmodel.predict(wide, "2xt4", plan="ddp")
+    changes = str(refused.value).partition("it would fit with ")[2].split(", or ")
+    assert len(changes) == 3
+    for change in changes:
+        assert perfmodel.predict(wide, "2xt4", plan=change.replace(" and ", ",")).iteration_time_s > 0

@@ -133,3 +133,18 @@ def test_the_device_keeps_gathered_units_and_activations() -> None:
 def test_states_that_every_rank_has_whole_stay() -> None:
     with pytest.raises(ConfigError, match="offload: found true with shard nothing, allowed with optimizer"):
         load_plan("ddp,offload=true")
+
+
+@pytest.mark.parametrize("plan", ["zero1,offload=true", "tp=2,shard=parameters,offload=true"])
+def test_one_replica_has_nothing_to_put_on_the_host(plan) -> None:
+    from perfmodel.errors import InfeasiblePlanError
+
+    model = {
+        "kind": "transformer", "name": "tiny", "architecture": "gpt2", "batch_size": 1, "precision": "bf16",
+        "optimizer": "adamw", "vocab_size": 64, "hidden_size": 32, "layers": 2, "heads": 2, "max_positions": 16,
+    }  # fmt: skip
+    graph = trace(build(load_model(model)))
+    rank = RankDevice(device="a100_sxm_40gb", memory_bytes=40 * 2**30)
+    spec = load_plan(plan)
+    with pytest.raises(InfeasiblePlanError, match=r"data_parallel\.offload: found true with one replica"):
+        place(graph, spec, [rank] * spec.size("tp"))
