@@ -49,7 +49,7 @@ def stretches_of(compiled: Compiled, duration_ps: IntArray, n_meeting: IntArray,
     for cls in range(compiled.n_classes):
         tasks = compiled.tasks_of(cls)
         meets = n_meeting[tasks] > 1
-        before = np.cumsum(meets) - meets
+        before: IntArray = np.cumsum(meets) - meets.astype(np.int64)
         at = np.flatnonzero(meets)
         place = before % max(len(at), 1)
         key[tasks, 0], key[tasks, 1], key[tasks, 2] = cls, compiled.stream[tasks], place
@@ -68,7 +68,9 @@ def stretches_of(compiled: Compiled, duration_ps: IntArray, n_meeting: IntArray,
     return Stretches(
         stretch=stretch,
         n_ranks=ranks[first],
-        mean_ps=np.bincount(stretch, weights=np.where(varies, duration_ps, 0), minlength=len(first)),
+        mean_ps=np.bincount(stretch, weights=np.where(varies, duration_ps, 0.0), minlength=len(first)).astype(
+            np.float64
+        ),
         deviation_ps=np.sqrt(total),
         share=square / np.maximum(total[stretch], np.finfo(np.float64).tiny),
     )
