@@ -148,7 +148,10 @@ def _units(compiled: Compiled) -> tuple[IntArray, IntArray, IntArray]:
 
 def _largest(values: IntArray, unit: IntArray, n_units: int) -> IntArray:
     largest = np.zeros(n_units, dtype=np.int64)
-    np.maximum.at(largest, unit, values)
+    largest[unit] = values
+    if n_units < len(unit):  # of a collective's members the largest, not the last
+        members = np.flatnonzero(np.bincount(unit, minlength=n_units)[unit] > 1)
+        np.maximum.at(largest, unit[members], values[members])
     return largest
 
 
@@ -157,7 +160,7 @@ def _slots(compiled: Compiled, cls: IntArray) -> tuple[IntArray, IntArray, IntAr
 
     Slots are numbered by class, then kind (compute, communication), then stream; other streams have slot -1.
     """
-    kind = np.concatenate([compiled.kinds_of(number) for number in range(compiled.n_classes)])
+    kind = compiled.kind.copy()
     kind[(kind == HOST) | (kind == COPY)] = OTHER
     busy = np.flatnonzero(kind != OTHER)
     bucket = 2 * cls[busy] + kind[busy] - 1
