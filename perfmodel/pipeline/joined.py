@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,10 @@ from perfmodel.pipeline.pricebook import IntArray
 from perfmodel.pipeline.tasks import LoweredClass
 
 
-def joined(classes: Sequence[LoweredClass], column: str) -> NDArray[np.generic]:
+def joined(classes: Sequence[LoweredClass], column: str) -> NDArray[Any]:
     """A column of `Tasks` of all classes."""
     if len(classes) == 1:
-        only: NDArray[np.generic] = getattr(classes[0].tasks, column)
+        only: NDArray[Any] = getattr(classes[0].tasks, column)
         return only
     return np.concatenate([getattr(lowered.tasks, column) for lowered in classes])
 

@@ -134,9 +134,9 @@ def _row_problems(cells: Mapping[str, str], named: Mapping[str, int]) -> list[st
         problems.append(f"name: found {cells['name']!r} again (first in row {named[cells['name']]})")
     for column, allowed in _CHOICES.items():
         if cells[column] and cells[column] not in allowed:
-            words = [word for word in allowed if word not in UNPREDICTED]
-            near = suggest(cells[column], words)
-            problems.append(f"{column}: found {cells[column]!r}, allowed {', '.join(words)}{near}")
+            predicted = [word for word in allowed if word not in UNPREDICTED]
+            near = suggest(cells[column], predicted)
+            problems.append(f"{column}: found {cells[column]!r}, allowed {', '.join(predicted)}{near}")
     for column, read, words in _NUMBERS:
         if cells[column]:
             try:
