@@ -95,7 +95,7 @@ def test_a_row_that_is_mostly_launch_floor_weighs_little():
     rows = fitting.Rows(
         calls=[None, None], measured_s=np.array([1e-3, 42e-6]), heldout=np.zeros(2, bool), place=np.full(2, 0.5)
     )
-    target, weight = fitting._targets(np.array([0.9e-3, 4e-6]), rows, {"measurement_floor_s": 40e-6})
+    target, weight = fitting.targets(np.array([0.9e-3, 4e-6]), rows, {"measurement_floor_s": 40e-6})
     assert target[0] == pytest.approx(np.log(0.96 / 0.9))
     assert weight[0] > 0.9
     assert weight[1] < 0.01

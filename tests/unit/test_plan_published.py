@@ -9,7 +9,7 @@ from functools import cache
 
 import perfmodel
 
-TOLERANCE = 0.10  # of a ratio, set before the comparison
+TOLERANCE = 0.10  # of a ratio
 LAYERS = 8
 MODEL = {
     "kind": "transformer", "name": "llama3_8b_part", "architecture": "llama", "batch_size": 2, "precision": "bf16",
