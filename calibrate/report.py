@@ -38,13 +38,17 @@ def _quantiles(share: np.ndarray) -> str:
 def plot_rows(reports: Sequence[FamilyReport], path: Path, title: str) -> None:
     """Predicted against measured times of held-out rows, one colour a family. Raises ConfigError without matplotlib."""
     try:
+        from matplotlib import colormaps
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--plot: needs matplotlib; pip install 'perfmodel[plot]'") from error
     figure = Figure(figsize=(7, 7))
     axes = figure.add_subplot()
-    for report in reports:
-        axes.loglog(report.measured_s, report.predicted_s, ".", markersize=4, label=report.family)
+    colours = colormaps["tab20"]
+    for number, report in enumerate(reports):
+        axes.loglog(
+            report.measured_s, report.predicted_s, ".", color=colours(number), markersize=4, label=report.family
+        )
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], "k-", linewidth=0.8)
     axes.set(xlabel="measured (s)", ylabel="predicted (s)", title=f"{title}: held-out cases")
