@@ -21,7 +21,7 @@ from perfmodel.validate.attribute import OTHER, PROFILED_STEPS, OpGap, ProfiledO
 from perfmodel.validate.live import LiveSettings
 from perfmodel.validate.train import set_up, timed
 from perfmodel.validate.train_plans import planned_step
-from perfmodel.validate.train_ranks import agreed, rank_step
+from perfmodel.validate.train_ranks import agreed, in_gloo_group, rank_step
 
 Totals = dict[str, tuple[float, float]]  # seconds and calls of a step, by name
 BESIDE = " (asked to done)"  # behind the name of a collective
@@ -105,8 +105,8 @@ def profile_rank(
 
     n_threads, budget_s, names = settings
     set_up(n_threads)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
-    try:
+
+    def work() -> tuple[ProfiledOps, Totals]:
         step = trained.step(rank, n_ranks)
         distributed.barrier()
         plain = timed(step, budget_s, agreed)
@@ -120,8 +120,8 @@ def profile_rank(
         events = list(recorded.events())
         found = by_operator(events, plain.median_s, names)
         return ProfiledOps(step_s=plain.median_s, by_name=found), _collectives(events)
-    finally:
-        distributed.destroy_process_group()
+
+    return in_gloo_group(rank, n_ranks, store, work)
 
 
 def _collectives(events: Iterable[Any]) -> Totals:

@@ -16,7 +16,7 @@ from perfmodel.validate.live import LiveSettings
 from perfmodel.validate.live_cases import LiveCase
 from perfmodel.validate.train import Timed, set_up, timed
 from perfmodel.validate.train_plans import planned_step
-from perfmodel.validate.train_ranks import agreed
+from perfmodel.validate.train_ranks import agreed, in_gloo_group
 
 RANKS = (2, 4)
 _LLAMA: Mapping[str, Any] = {
@@ -71,10 +71,10 @@ def run_planned_rank(rank: int, n_ranks: int, store: str, case: LiveCase, settin
 
     n_threads, budget_s = settings
     set_up(n_threads)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
-    try:
+
+    def work() -> Timed:
         step = planned_step(case.model, case.plan, rank, n_ranks)
         distributed.barrier()
         return timed(step, budget_s, agreed)
-    finally:
-        distributed.destroy_process_group()
+
+    return in_gloo_group(rank, n_ranks, store, work)

@@ -7,10 +7,11 @@ as they are complete (all-to-all), the dense part is trained under DDP without b
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.validate.train import Batch, Timed, batches, plain_step, real_model, set_up, timed
 
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 BLOCK_WARM_UP = 2  # steps of a block that do not count
 
+T = TypeVar("T")
+
+
+def in_gloo_group(rank: int, n_ranks: int, store: str, work: Callable[[], T]) -> T:
+    """What `work` returns as one rank of a gloo group that meets at the file `store`; the group ends with it.
+
+    What `work` leaves behind goes before the group does. DDP's reducer holds the group and is freed under the interpreter's
+    lock: if it were the last to hold it, it would wait for gloo's threads, and one of those may be waiting for that lock.
+    """
+    from torch import distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
+    try:
+        return work()
+    finally:
+        gc.collect()
+        distributed.destroy_process_group()
+
 
 def run_rank(
     rank: int, n_ranks: int, store: str, model: Mapping[str, Any], owners: Sequence[int], settings: tuple[int, float]
@@ -31,13 +50,13 @@ def run_rank(
 
     n_threads, budget_s = settings
     set_up(n_threads)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
-    try:
+
+    def work() -> Timed:
         step = rank_step(model, owners, rank)
         distributed.barrier()
         return timed(step, budget_s, agreed)
-    finally:
-        distributed.destroy_process_group()
+
+    return in_gloo_group(rank, n_ranks, store, work)
 
 
 def rank_step(model: Mapping[str, Any], owners: Sequence[int], rank: int) -> Callable[[], None]:
@@ -58,30 +77,32 @@ def run_plans(
 
     `blocks` are threads, rounds over all plans, and steps of one block; a block's first steps warm up and do not count.
     """
+    n_threads, n_rounds, n_steps = blocks
+    set_up(n_threads)
+
+    def work() -> list[list[float]]:
+        built, others = real_model(model), batches(model)
+        steps = [sharded_step(built, owners, rank, others) for owners in plans]
+        rounds = [[_block_s(step, n_steps) for step in steps] for _ in range(n_rounds)]
+        return [list(of_plan) for of_plan in zip(*rounds, strict=True)]
+
+    return in_gloo_group(rank, n_ranks, store, work)
+
+
+def _block_s(step: Callable[[], None], n_steps: int) -> float:
+    """Median time (s) of a block of steps that all ranks begin together."""
     import time
     from statistics import median
 
     from torch import distributed
 
-    n_threads, n_rounds, n_steps = blocks
-    set_up(n_threads)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
-    found: list[list[float]] = [[] for _ in plans]
-    try:
-        built, others = real_model(model), batches(model)
-        steps = [sharded_step(built, owners, rank, others) for owners in plans]
-        for _ in range(n_rounds):
-            for number, step in enumerate(steps):
-                distributed.barrier()
-                times = []
-                for _ in range(n_steps + BLOCK_WARM_UP):
-                    start_s = time.perf_counter()
-                    step()
-                    times.append(time.perf_counter() - start_s)
-                found[number].append(median(times[BLOCK_WARM_UP:]))
-    finally:
-        distributed.destroy_process_group()
-    return found
+    distributed.barrier()
+    times = []
+    for _ in range(n_steps + BLOCK_WARM_UP):
+        start_s = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start_s)
+    return median(times[BLOCK_WARM_UP:])
 
 
 def agreed(n_steps: int) -> int:
