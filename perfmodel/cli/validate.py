@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from perfmodel.api import RunOptions
+    from perfmodel.db.device import Pace
     from perfmodel.pipeline.prediction import Prediction
     from perfmodel.validate.live import LiveSettings
     from perfmodel.validate.live_cases import LiveCase
@@ -238,21 +239,29 @@ def _at_this_pace(
     settings: LiveSettings,
     db: str | None,
 ) -> tuple[CaseResult, ...]:
-    """One process's results at the pace that kernels of the calibration show meanwhile, which is printed to stderr."""
+    """One process's results at the pace that kernels of the calibration show meanwhile, which is printed to stderr.
+
+    The pace's spread over the looks is in the ranges.
+    """
     from perfmodel.api import predict
     from perfmodel.db import load_device
     from perfmodel.report.live_pace import render_pace
-    from perfmodel.validate.live import live_topology, predicted_again
+    from perfmodel.validate.live import live_topology, predicted_again, with_pace_range
     from perfmodel.validate.run_suite import score_suite
 
     with import_module("calibrate.pace").looking(load_device("cpu", db), settings.n_threads, db) as looks:
         plain = run(looks.look)
-    pace, named = looks.pace(), {case.name: case for case in cases}
-    topology = live_topology(1, pace)
-    results = predicted_again(
-        plain, lambda name: predict(named[name].model, topology, named[name].plan, bounds=False, db=db)
-    )
-    click.echo(render_pace(pace, looks.spread(), score_suite(plain)), err=True)
+    pace, spread, named = looks.pace(), looks.spread(), {case.name: case for case in cases}
+
+    def at(pace: Pace) -> tuple[CaseResult, ...]:
+        machine = live_topology(1, pace)
+        return predicted_again(
+            plain, lambda name: predict(named[name].model, machine, named[name].plan, bounds=False, db=db)
+        )
+
+    fast, slow = (replace(pace, **{resource: ends[end] for resource, ends in spread.items()}) for end in (0, 1))
+    results = with_pace_range(at(pace), at(fast), at(slow))
+    click.echo(render_pace(pace, spread, score_suite(plain)), err=True)
     return results
 
 

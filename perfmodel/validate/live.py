@@ -6,6 +6,7 @@ noise the largest relative distance of a block from it.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,6 +140,25 @@ def predicted_again(results: Sequence[CaseResult], predict: Callable[[str], Pred
     """The same measurements beside other predictions, which `predict` makes of a case's name."""
     again = (run_case(result.case, lambda case: predict(case.name)) for result in results)
     return tuple(replace(new, noise=old.noise) for new, old in zip(again, results, strict=True))
+
+
+def with_pace_range(
+    results: Sequence[CaseResult], fast: Sequence[CaseResult], slow: Sequence[CaseResult]
+) -> tuple[CaseResult, ...]:
+    """The results with ranges that hold, in quadrature, what the same cases take where the machine is `fast` and `slow`."""
+    return tuple(map(_with_pace_range, results, fast, slow))
+
+
+def _with_pace_range(result: CaseResult, fast: CaseResult, slow: CaseResult) -> CaseResult:
+    time_s, low_s, high_s = result.predicted_s, result.low_s, result.high_s
+    if time_s is None or low_s is None or high_s is None or fast.predicted_s is None or slow.predicted_s is None:
+        return result
+    below_s, above_s = max(time_s - fast.predicted_s, 0.0), max(slow.predicted_s - time_s, 0.0)
+    return replace(
+        result,
+        low_s=max(time_s - math.hypot(time_s - low_s, below_s), 0.0),
+        high_s=time_s + math.hypot(high_s - time_s, above_s),
+    )
 
 
 def table_owners(prediction: Prediction) -> tuple[int, ...]:

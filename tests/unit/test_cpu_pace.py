@@ -19,7 +19,9 @@ from perfmodel.kernels.cpu_features import cpu_call, table_lookups
 from perfmodel.kernels.cpu_law import LEFT_FRAC, _segments, flushed, law, price_step
 from perfmodel.kernels.cpu_memory import cold, warm
 from perfmodel.report.live_pace import render_pace
-from perfmodel.validate.run_suite import score_suite
+from perfmodel.validate.live import with_pace_range
+from perfmodel.validate.run_suite import CaseResult, score_suite
+from perfmodel.validate.suite import Case
 
 CPU = load_device("cpu")
 FACTORS = st.floats(0.5, 3.0)
@@ -125,6 +127,32 @@ def test_factors_are_medians_over_kernels_of_medians_over_looks():
     assert looks.pace() == Pace(compute=1.3, memory=3.0, lookups=1.0, host=1.0)
     assert looks.spread()["memory"] == pytest.approx((2.2, 3.8))
     assert "compute: 1.300" in render_pace(looks.pace(), looks.spread(), score_suite([]))
+
+
+def test_ranges_hold_what_other_looks_saw_in_quadrature():
+    case = Case(
+        name="a",
+        model="m",
+        topology="cpu",
+        plan="ddp",
+        batch_per_rank=1,
+        seq_len=None,
+        precision="fp32",
+        mode="eager",
+        phase="train",
+        measured_s=1.0,
+        weight=1.0,
+        source="",
+        note="",
+    )
+    usual = CaseResult(case=case, predicted_s=10.0, low_s=7.0, high_s=13.0)
+    fast, slow = replace(usual, predicted_s=6.0), replace(usual, predicted_s=14.0)
+    (found,) = with_pace_range([usual], [fast], [slow])
+    assert (found.predicted_s, found.low_s, found.high_s) == (10.0, 5.0, 15.0)
+    # A machine that was never faster says nothing about the lower end; no prediction has no range.
+    assert with_pace_range([usual], [usual], [usual])[0] == usual
+    failed = CaseResult(case=case, reason="no such model")
+    assert with_pace_range([failed], [failed], [failed])[0] == failed
 
 
 def test_no_tables_no_pace(tmp_path):
