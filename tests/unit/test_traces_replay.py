@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.db import load_device
 from perfmodel.errors import ConfigError
+from perfmodel.pipeline.contention import RING_CROSSINGS
 from perfmodel.sim import simulate
 from perfmodel.sim.check import check_timeline
 from perfmodel.traces.kineto import read_kineto
@@ -18,6 +20,11 @@ TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 COLLECTIVE_LIMIT_S = 100e-6
 STEP_LIMIT_FRAC = 0.03
 US = 1e-6
+OVERLAPPING = (TRACES / "recsys_a100x8_rank3_6steps.json.gz", TRACES / "resnet50_ddp_a100x2_rank0_3steps.json.gz")
+A100 = load_device("a100_sxm_40gb")
+# Of a group's narrowest lane, by the shipped topologies: NVLink 3 of a DGX A100, PCIe 4.0 x16. Sends of the recommender go
+# between hosts, in bytes too few to count here.
+BUS_BYTES_PER_S = {("send_recv", 8): 0.0, ("send_recv", 24): 0.0, ("all_reduce", 24): 228e9, ("all_reduce", 8): 26e9}
 
 
 def traces(*paths):
@@ -94,13 +101,24 @@ def test_steps_of_single_ranks_take_as_long_as_measured(name, n_steps, slowdown)
 
 def test_kernels_beside_collectives_by_channels():
     """Time-weighted, as counted by an independent script. What send and receive take is the share of the SMs they hold."""
-    (recommender,) = traces(TRACES / "recsys_a100x8_rank3_6steps.json.gz")
-    (resnet,) = traces(TRACES / "resnet50_ddp_a100x2_rank0_3steps.json.gz")
-    found = {(row.op, row.n_channels): row for trace in (recommender, resnet) for row in measure_by_channels(trace)}
+    found = {(row.op, row.n_channels): row for trace in traces(*OVERLAPPING) for row in measure_by_channels(trace)}
     expected = {("send_recv", 8): 1.073, ("send_recv", 24): 1.278, ("all_reduce", 24): 2.483, ("all_reduce", 8): 1.259}
     assert {key: found[key].ratio for key in expected} == pytest.approx(expected, abs=0.02)
     for channels in (8, 24):
         assert found["send_recv", channels].ratio == pytest.approx(1 / (1 - channels / 108), rel=0.02)
+
+
+def test_the_scale_of_slowdown_is_what_kernels_of_both_traces_lost():
+    """`overlap.scale` of A100: pace lost over what `pipeline.contention` says of a kernel half bound by memory."""
+    rows = [row for trace in traces(*OVERLAPPING) for row in measure_by_channels(trace)]
+    beside = {(row.op, row.n_channels): row for row in rows}
+    lost_s = said_s = 0.0
+    for (op, channels), bus_bytes_per_s in BUS_BYTES_PER_S.items():
+        row = beside[op, channels]
+        wanted = RING_CROSSINGS * bus_bytes_per_s / A100.memory_bytes_per_s
+        lost_s += row.beside_s - row.alone_s
+        said_s += row.beside_s * (channels / A100.n_sms + 0.5 * wanted / (1 + wanted))
+    assert lost_s / said_s == pytest.approx(A100.overlap.scale, rel=0.02)
 
 
 def test_ranks_of_different_runs_are_refused(dlrm):
