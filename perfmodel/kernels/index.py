@@ -114,7 +114,8 @@ def index_put(op: Op) -> Calls:
     """Writes values at indices. Accumulating is deterministic on CUDA: indices are linearised and sorted first.
 
     Kernels as in a V100 listing of `IndexBackward` (2021): a handful of tiny index kernels, a radix sort, a permuted copy
-    of the values and `indexing_backward_kernel`.
+    of the values and `indexing_backward_kernel`. Where the first dimensions are the indexed ones (rows of a matrix), values
+    lie as the kernel wants them, and a warp adds whole slices (torch 2, aten/src/ATen/native/cuda/Indexing.cu).
     """
     data, indices = _data_and_indices(op)
     target = op.outputs[0] if op.outputs else data
@@ -128,16 +129,27 @@ def index_put(op: Op) -> Calls:
     n_indices = max(spec.n_elems for spec in indices)
     linear = Work(read_bytes=total_bytes(indices), write_bytes=n_indices * INDEX_BYTES)
     tiny = KernelCall(family="index", work=linear, dtype="int64")
-    sectors = values.n_elems * SECTOR_BYTES
+    slice_elems = _leading_slice_elems(data, indices, values)
+    sectors = gathered_bytes(values.n_elems, slice_elems or 1, values.itemsize_bytes)
     add = Work(flops=values.n_elems, read_bytes=2 * sectors, write_bytes=sectors)
-    permuted = Work(read_bytes=touched_bytes(values), write_bytes=values.bytes)
+    permuted = moved("transpose", touched_bytes(values), values) if slice_elems is None else ()
     return (
         *copied,
         *(tiny for _ in range(2 * len(indices))),
         *sort_calls(n_indices, key_bytes=INDEX_BYTES, value_bytes=INDEX_BYTES),
-        KernelCall(family="transpose", work=permuted, dtype=values.dtype),
+        *permuted,
         KernelCall(family="index_accumulate", work=add, dtype=target.dtype),
     )
+
+
+def _leading_slice_elems(data: TensorSpec, indices: tuple[TensorSpec, ...], values: TensorSpec) -> int | None:
+    """Elements of the slice that each index names if the first dimensions are the indexed ones, else None.
+
+    Which dimensions are indexed is not recorded; the shape of the values tells.
+    """
+    places = max((spec.shape for spec in indices), key=len)
+    rest = data.shape[len(indices) :]
+    return math.prod(rest) if values.shape == (*places, *rest) else None
 
 
 def sort_calls(n_elems: int, *, key_bytes: int, value_bytes: int) -> Calls:

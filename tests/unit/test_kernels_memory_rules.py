@@ -120,6 +120,14 @@ def test_accumulating_index_put_runs_the_kernels_of_a_v100_listing():
     assert families(each) == ["copy", *["index"] * 4, "sort", "transpose", "index_accumulate"]
 
 
+def test_accumulating_rows_moves_whole_rows():
+    # 6 rows of 8 floats: the kernel reads 6 x 32 bytes of values and of the target and writes 6 x 32; nothing is permuted.
+    z, values, i = torch.empty(5, 8), torch.empty(6, 8), torch.empty(6, dtype=torch.int64)
+    each = op("aten.index_put_", {"self": z, "indices": [i], "values": values}, [z], accumulate=True)
+    assert families(each) == ["index", "index", "sort", "index_accumulate"]
+    assert calls_of(each)[-1].work == Work(flops=48, read_bytes=2 * 192, write_bytes=192)
+
+
 def test_backward_updates_its_own_zeros_in_place():
     index, src = torch.empty(6, 3, dtype=torch.int64), torch.empty(6, 3)
     inputs = {"self": x, "index": index, "src": src}
