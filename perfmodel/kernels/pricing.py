@@ -13,6 +13,9 @@ from dataclasses import replace
 from functools import cache
 from itertools import count
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Work
 from perfmodel.graph import Op, TensorSpec
@@ -133,6 +136,12 @@ def calls_of(op: Op) -> Calls:
 def kind_of(op: Op) -> int:
     """A number that ops have in common whose signatures are equal, and which no others ever have."""
     return _MEMORY.of(op)[1]
+
+
+def kinds_of(ops: Iterable[Op]) -> NDArray[np.int64]:
+    """A number of each op that ops have in common whose kernels and whose waits of the host are the same."""
+    find = _MEMORY.of
+    return np.array([2 * find(op)[1] + op.host_sync for op in ops], dtype=np.int64)
 
 
 def work(op: Op) -> Work:

@@ -38,18 +38,17 @@ class CollectivePrices:
         found: dict[int, CollectiveEstimate] = {}
         same: dict[tuple[str, int, str, tuple[int, ...], int], CollectiveEstimate] = {}
         for rank_class in placement.classes:
-            for event in collectives_of(rank_class.events):
-                collective = event.collective
-                if collective is None or collective.instance in found:
+            for instance, collective in collectives_of(rank_class.events):
+                if instance in found:
                     continue
                 if collective.send_bytes is not None:
-                    found[collective.instance] = self.of(collective, topology)
+                    found[instance] = self.of(collective, topology)
                     continue
                 # Hashing thousands of siblings costs more than a price: within a placement they are known by identity.
                 key = (collective.op, collective.bytes, collective.dtype, collective.ranks, id(collective.siblings))
                 if key not in same:
                     same[key] = self.of(collective, topology)
-                found[collective.instance] = same[key]
+                found[instance] = same[key]
         return found
 
     def _near(self, collective: Collective, topology: Topology) -> Groups:

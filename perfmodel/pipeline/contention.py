@@ -37,6 +37,7 @@ from perfmodel.pipeline.overlap_rounds import MAX_ROUNDS
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.tasks import LoweredClass
+from perfmodel.plan.columns import collective_of
 from perfmodel.plan.events import Collective
 from perfmodel.sim.compile import Compiled
 from perfmodel.sim.overlap import OverlapModel
@@ -120,11 +121,10 @@ def _loads(
     if key not in derived:
         columns = lowered.prices.columns
         found = np.zeros((2, columns.size), dtype=np.int64)
-        for number, event in zip(columns.collective_at.tolist(), columns.collectives, strict=True):
-            collective = event.collective
-            if collective is None:
-                continue
-            estimate = collectives[collective.instance]
+        for number, instance, event in zip(
+            columns.collective_at.tolist(), columns.instance.tolist(), columns.collectives, strict=True
+        ):
+            collective, estimate = collective_of(event), collectives[instance]
             same = lowered.device.name, collective.op, id(collective.ranks), estimate.algorithm, estimate.n_channels
             if same not in known:
                 known[same] = _shares(collective, estimate, topology, lowered.device)

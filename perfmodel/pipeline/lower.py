@@ -12,7 +12,7 @@ from perfmodel.pipeline.lowering import NO_TASK, Lowering
 from perfmodel.pipeline.pricebook import IntArray, PricedClasses, Prices
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.tasks import LoweredClass, Tasks
-from perfmodel.plan.events import Event, RankClass
+from perfmodel.plan.events import RankClass
 from perfmodel.sim.program import HOST, ArrayProgram
 from perfmodel.sim.steady import CarryDep
 from perfmodel.units import PS_PER_S
@@ -179,6 +179,7 @@ class LoweredSegment:
 
     Attributes:
         program: its tasks, with what they wait for among themselves.
+        tasks: what they stand for.
         tail_ps: host time that its first host task after it takes over.
         open_waits: (task, stream): it waits for what ran last on the stream before the segment.
         held: (stream, task or NO_TASK, source stream): the next kernel on the stream waits for the task, or for what
@@ -186,14 +187,15 @@ class LoweredSegment:
     """
 
     program: ArrayProgram
+    tasks: Tasks
     tail_ps: int
     open_waits: tuple[tuple[int, int], ...]
     held: tuple[tuple[int, int, int], ...]
 
 
-def lower_segment(events: Sequence[Event], device: Device, prices: Prices) -> LoweredSegment:
+def lower_segment(device: Device, prices: Prices) -> LoweredSegment:
     """The program of a stretch of a rank's events, executed as `DEFAULT_SETTINGS` say."""
-    priced = PricedClasses(whole=prices, parts=(prices,), first_event=np.array([0, len(events)]))
+    priced = PricedClasses(whole=prices, parts=(prices,), first_event=np.array([0, prices.columns.size]))
     lowering = Lowering(priced, device, DEFAULT_SETTINGS)
     host = lowering.host_times(prices)
     time_ps, tail_ps = host.time_ps, int(host.pending_ps[0])
@@ -210,4 +212,4 @@ def lower_segment(events: Sequence[Event], device: Device, prices: Prices) -> Lo
     ]
     tasks = lowering.tasks(prices, time_ps)
     program = replace(_programs(lowering, rows)[0], duration_ps=np.rint(tasks.time_s * PS_PER_S).astype(np.int64))
-    return LoweredSegment(program=program, tail_ps=tail_ps, open_waits=tuple(opens), held=tuple(left))
+    return LoweredSegment(program=program, tasks=tasks, tail_ps=tail_ps, open_waits=tuple(opens), held=tuple(left))

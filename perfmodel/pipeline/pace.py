@@ -8,9 +8,8 @@ apply (`Pace.is_exact`). Where a launch queue may fill, clocks move task by task
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -19,16 +18,14 @@ import numpy as np
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
-from perfmodel.kernels import kind_of
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.lower import lower_segment
 from perfmodel.pipeline.moves import HOST_FREE, N_CLOCKS, NEVER, Move, joined, move_of
-from perfmodel.pipeline.pricebook import IntArray, PriceBook
+from perfmodel.pipeline.pricebook import IntArray, PriceBook, known_kinds
 from perfmodel.pipeline.queued_pace import queued_ps
 from perfmodel.pipeline.script import END, ISSUE, MEET, RUN, WAIT, Script, Sources, live_clocks, script_of
 from perfmodel.plan import Collective, Placement
-from perfmodel.plan.events import Event
 from perfmodel.plan.runs import Segment
 from perfmodel.sim.launch import LAUNCH_QUEUE_DEPTH
 from perfmodel.sim.loops import compiled_loop, has_numba
@@ -111,11 +108,8 @@ class Paces:
         if known is None:
             if self._n_tasks > MAX_TASKS:
                 self._moves, self._alike, self._n_tasks = {}, {}, 0
-            events = tuple(run.numbered(0))
-            estimates: dict[int, Estimate] = {}
-            for place, price in zip(run.collectives, prices, strict=True):
-                estimates[_instance(events[place])] = price
-            known = move_of(lower_segment(events, book.device, book.prices(events, estimates)))
+            columns = replace(run.columns, instance=np.arange(len(prices)))
+            known = move_of(lower_segment(book.device, book.prices_in(columns, dict(enumerate(prices)))))
             self._alike[key] = known
             self._n_tasks += len(known.tasks.stream)
         return known
@@ -136,19 +130,15 @@ class Paces:
 
 def _likeness(run: Segment, prices: Sequence[Estimate]) -> tuple[object, ...]:
     """What the move of a segment on a device follows from: kinds of ops, what waits for what, times of collectives."""
-    kinds = array("q", [0 if event.op is None else 2 * kind_of(event.op) + event.op.host_sync + 1 for event in run])
+    columns = run.columns
+    kinds = np.zeros(columns.size, dtype=np.int64)
+    kinds[columns.op_at] = 1 + known_kinds(columns.ops)
     waits = tuple((place, run[place].after) for place in run.waiters)
     calls = tuple(
         (place, run[place].stream, run[place].host_waits, price.time_s)
         for place, price in zip(run.collectives, prices, strict=True)
     )
     return kinds.tobytes(), waits, calls
-
-
-def _instance(event: Event) -> int:
-    if event.collective is None:
-        raise RuntimeError("a collective's event carries one")
-    return event.collective.instance
 
 
 def _issue_ps(device: Device) -> int:

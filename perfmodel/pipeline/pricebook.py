@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate
 from perfmodel.graph import PHASES, Op
-from perfmodel.kernels import calls_of, host_cost_s, kind_of, price
+from perfmodel.kernels import calls_of, host_cost_s, kinds_of, price
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
-from perfmodel.plan.columns import EventColumns, SplicedEvents, columns_of, joined
+from perfmodel.plan.columns import ChainedOps, EventColumns, OpRun, collective_of, columns_of, joined
 from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
 MAX_EVENTS = 400_000  # of the sequences remembered, about 400 bytes each with what follows from them
-MAX_ROWS = 200_000  # ops remembered for one device, about 100 MB; beyond it the book starts anew
+MAX_ROWS = 200_000  # of different ops on one device, about 100 MB; beyond it the book starts anew
+NO_ROW = -1
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
     "recv_next": 8, "copies": 9, "context": 10,
@@ -78,7 +79,7 @@ class PricedClasses:
 class _Places:
     """Where a sequence of events finds its prices: the row of each of its ops."""
 
-    events: Sequence[Event]  # held, so that its identity is not reused
+    events: object  # held, so that its identity is not reused
     columns: EventColumns
     rows: IntArray
     derived: dict[Hashable, Any]
@@ -120,7 +121,7 @@ class PriceBook:
         self._held: list[Op] = []  # keeps identities from being reused
         self._places: dict[int, _Places] = {}  # of sequences to remember, by identity
         self._n_remembered = 0  # events of those
-        self._row_of_kind: dict[tuple[int, bool], int] = {}  # on a CUDA device, where equal ops cost the same
+        self._row_of_kind: IntArray = np.empty(0, dtype=np.int64)  # on a CUDA device, where equal ops cost the same
         self._names: dict[str, int] = {}
         self._rows, self._kernels = _Columns(ROW_COLUMNS), _Columns(KERNEL_COLUMNS)
 
@@ -151,41 +152,67 @@ class PriceBook:
         if self.device.kind == "cpu" and len(sequences) > 1:
             raise ValueError("sequences of events on a CPU are priced one by one")
         with self._lock:
-            if len(self._held) > MAX_ROWS or self.device.kind == "cpu":
-                self._clear()
-            elif self._n_remembered > MAX_EVENTS:
-                self._places, self._n_remembered = {}, 0
+            self._make_room()
             places = [self._places.get(id(events)) or self._place(events, remember=remember) for events in sequences]
             return self._prices(places, collectives, issue_s or {})
 
-    def _place(self, events: Sequence[Event], columns: EventColumns | None = None, *, remember: bool) -> _Places:
-        columns = columns_of(events) if columns is None else columns
-        if isinstance(events, SplicedEvents):
-            known = self._places.get(id(events.base))
-            base = known or self._place(events.base, events.base_columns, remember=remember)
-            rows = np.concatenate([base.rows, self._rows_of(events.added.columns.ops)])
-        else:
-            rows = self._rows_of(columns.ops)
-        found = _Places(events=events, columns=columns, rows=rows, derived={})
+    def prices_in(self, columns: EventColumns, collectives: Mapping[int, Estimate]) -> Prices:
+        """Prices of events by their columns, on a CUDA device."""
+        with self._lock:
+            self._make_room()
+            return self._prices([self._placed(columns, columns)], collectives, {}).whole
+
+    def _make_room(self) -> None:
+        """Forgets what is too much to remember, and on a CPU all: there an op costs what ran before it makes it cost."""
+        if self._rows.size > MAX_ROWS or self.device.kind == "cpu":
+            self._clear()
+        elif self._n_remembered > MAX_EVENTS:
+            self._places, self._n_remembered = {}, 0
+
+    def _place(self, events: Sequence[Event], *, remember: bool) -> _Places:
+        found = self._placed(events, columns_of(events))
         if remember and self.device.kind == "cuda":
             self._places[id(events)] = found
-            self._n_remembered += columns.size
+            self._n_remembered += found.columns.size
         return found
 
-    def _rows_of(self, ops: Sequence[Op]) -> IntArray:
-        """The row of each op, new ones priced."""
+    def _placed(self, held: object, columns: EventColumns) -> _Places:
+        rows = self._own_rows(columns.ops) if self.device.kind == "cpu" else self._rows_of(columns.ops)
+        return _Places(events=held, columns=columns, rows=rows, derived={})
+
+    def _own_rows(self, ops: Sequence[Op]) -> IntArray:
+        """The row of each op object, one for each."""
         known = self._row_of
-        unknown = {id(op): op for op in ops if id(op) not in known}
+        unknown = list({id(op): op for op in ops if id(op) not in known}.values())
         if unknown:
-            self._meet(list(unknown.values()))
+            self._held += unknown
+            known |= {id(op): self._rows.size + number for number, op in enumerate(unknown)}
+            self._add(unknown)
         return np.array([known[id(op)] for op in ops], dtype=np.int64)
+
+    def _rows_of(self, ops: Sequence[Op]) -> IntArray:
+        """The row of each op: one for all that cost the same."""
+        kinds = known_kinds(ops)
+        most = int(kinds.max(initial=-1)) + 1
+        if most > len(self._row_of_kind):
+            more = np.full(max(most - len(self._row_of_kind), len(self._row_of_kind)), NO_ROW, dtype=np.int64)
+            self._row_of_kind = np.concatenate([self._row_of_kind, more])
+        rows = self._row_of_kind[kinds]
+        new = np.flatnonzero(rows == NO_ROW)
+        if len(new):
+            firsts = np.sort(new[np.unique(kinds[new], return_index=True)[1]])
+            self._row_of_kind[kinds[firsts]] = self._rows.size + np.arange(len(firsts))
+            all_ops = list(ops)
+            self._add([all_ops[i] for i in firsts.tolist()])
+            rows = self._row_of_kind[kinds]
+        return rows
 
     def _prices(
         self, places: Sequence[_Places], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
     ) -> PricedClasses:
         columns = joined([place.columns for place in places])
         of_ops = self._rows.at(np.concatenate([place.rows for place in places]))
-        more_rows, more_kernels, number = self._of_collectives(columns.collectives, collectives, issue_s)
+        more_rows, more_kernels, number = self._of_collectives(columns, collectives, issue_s)
         rows = {name: np.empty(columns.size, dtype=column.dtype) for name, column in of_ops.items()}
         for name, column in rows.items():
             column[columns.op_at] = of_ops[name]
@@ -216,24 +243,6 @@ class PriceBook:
         if not self._kernels.size:  # collectives alone, whose kernels stand in no book
             return _arrays({name: [0.0] * len(taken) for name in KERNEL_COLUMNS})
         return self._kernels.at(taken)
-
-    def _meet(self, ops: Sequence[Op]) -> None:
-        """Gives ops their rows: on a CPU each its own, else one to all that cost the same."""
-        self._held += ops
-        if self.device.kind == "cpu":
-            self._row_of |= {id(op): self._rows.size + number for number, op in enumerate(ops)}
-            self._add(ops)
-            return
-        rows = self._row_of_kind
-        new: list[Op] = []
-        for op in ops:
-            key = kind_of(op), op.host_sync
-            if key not in rows:
-                rows[key] = self._rows.size + len(new)
-                new.append(op)
-            self._row_of[id(op)] = rows[key]
-        if new:
-            self._add(new)
 
     def _add(self, ops: Sequence[Op]) -> None:
         """Prices ops, one new row each."""
@@ -272,23 +281,20 @@ class PriceBook:
         return max(flops_s, memory_s), memory_s
 
     def _of_collectives(
-        self, events: Sequence[Event], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
+        self, columns: EventColumns, collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
     ) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]], IntArray]:
         """Rows and kernels of different collectives, and which of them each event is."""
         crowding = max(1.0, self.device.n_processes / self.device.n_sms)
         rows, kernels = _empty(ROW_COLUMNS), _empty(KERNEL_COLUMNS)
         known: dict[tuple[int, str, str, bool], int] = {}
         numbers: list[int] = []
-        for event in events:
-            if event.collective is None:
-                raise RuntimeError("an event carries an op or a collective")
-            instance = event.collective.instance
+        for event, instance in zip(columns.collectives, columns.instance.tolist(), strict=True):
             key = (instance, event.stream, event.phase, event.host_waits)
             number = known.setdefault(key, len(known))
             numbers.append(number)
             if number < len(rows["label"]):
                 continue
-            name = self._name(event.collective.op)
+            name = self._name(collective_of(event).op)
             row = {
                 "n_kernels": 1,
                 "first_kernel": 0,
@@ -329,6 +335,18 @@ def _empty(names: Sequence[str]) -> dict[str, list[float]]:
 def _append(columns: Mapping[str, list[float]], values: Mapping[str, float]) -> None:
     for name, value in values.items():
         columns[name].append(value)
+
+
+def known_kinds(ops: Sequence[Op]) -> IntArray:
+    """The kind of each op; found once of those that stand in many places."""
+    if isinstance(ops, ChainedOps):
+        return np.concatenate([known_kinds(part) for part in ops.parts])
+    if not isinstance(ops, OpRun):
+        return kinds_of(ops)
+    found: IntArray | None = ops.kept.get("kinds")
+    if found is None:
+        found = ops.kept["kinds"] = kinds_of(ops)
+    return found
 
 
 def _type(column: str) -> type[np.generic]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph import Op
-from perfmodel.plan.events import Event
+from perfmodel.plan.events import Collective, Event
 
 EXCHANGED = 1 << 43  # storages from here on may be filled by an exchange of the iteration before
 
 IntArray = NDArray[np.int64]
 NONE: IntArray = np.empty(0, dtype=np.int64)
+
+
+class OpRun(tuple[Op, ...]):
+    """Ops that many sequences of events have in common; what is found of each of them is kept with them (`kept`)."""
+
+    @cached_property
+    def kept(self) -> dict[Hashable, Any]:
+        """By what it is."""
+        return {}
+
+
+class InColumns:
+    """Events that know their columns."""
+
+    @cached_property
+    def columns(self) -> EventColumns:
+        """The columns."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +46,7 @@ class EventColumns:
         size: number of events.
         op_at, ops: places of the events that carry an op, and the ops.
         collective_at, collectives: places of the others, and those events.
-        instance: of each collective.
+        instance: of each collective; what the events say of it holds for one of the sequences that they are in.
         waiter, source: one row for each event that another waits for, in the order of those that wait.
         exchanged: (place, storage, written) of storages that a collective fills, in order: written by a collective, else read
             by an op on the compute stream.
@@ -47,17 +65,33 @@ class EventColumns:
 
 def columns_of(events: Sequence[Event]) -> EventColumns:
     """The columns of events."""
-    return events.columns if isinstance(events, SplicedEvents) else _scanned(events)
+    if isinstance(events, InColumns):
+        return events.columns
+    found = scanned(events)
+    return replace(found, exchanged=tuple(_exchanged(events, found.collectives)))
 
 
-def collectives_of(events: Sequence[Event]) -> Sequence[Event]:
-    """The events that carry a collective, in order."""
-    if isinstance(events, SplicedEvents):
-        return events.columns.collectives
-    return [event for event in events if event.collective is not None]
+def collectives_of(events: Sequence[Event]) -> Iterator[tuple[int, Collective]]:
+    """(instance, collective) of the events that carry one, in order."""
+    if isinstance(events, InColumns):
+        columns = events.columns
+        for instance, event in zip(columns.instance.tolist(), columns.collectives, strict=True):
+            yield instance, collective_of(event)
+        return
+    for event in events:
+        if event.collective is not None:
+            yield event.collective.instance, event.collective
 
 
-def _scanned(events: Sequence[Event]) -> EventColumns:
+def collective_of(event: Event) -> Collective:
+    """The collective of an event that carries one."""
+    if event.collective is None:
+        raise RuntimeError("an event carries an op or a collective")
+    return event.collective
+
+
+def scanned(events: Sequence[Event]) -> EventColumns:
+    """The columns of events, read one by one, without `exchanged`."""
     op_at: list[int] = []
     ops: list[Op] = []
     at: list[int] = []
@@ -77,20 +111,13 @@ def _scanned(events: Sequence[Event]) -> EventColumns:
     return EventColumns(
         size=len(events),
         op_at=np.array(op_at, dtype=np.int64),
-        ops=ops,
+        ops=OpRun(ops),
         collective_at=np.array(at, dtype=np.int64),
         collectives=collectives,
-        instance=np.array([_instance(event) for event in collectives], dtype=np.int64),
+        instance=np.array([collective_of(event).instance for event in collectives], dtype=np.int64),
         waiter=np.array(waiter, dtype=np.int64),
         source=np.array(source, dtype=np.int64),
-        exchanged=tuple(_exchanged(events, collectives)),
     )
-
-
-def _instance(event: Event) -> int:
-    if event.collective is None:
-        raise RuntimeError("an event carries an op or a collective")
-    return event.collective.instance
 
 
 def _exchanged(events: Sequence[Event], collectives: Sequence[Event]) -> Iterator[tuple[int, int, bool]]:
@@ -114,7 +141,7 @@ class Added:
         raise NotImplementedError
 
 
-class SplicedEvents(Sequence[Event]):
+class SplicedEvents(InColumns, Sequence[Event]):
     """Linked events with others between them. Reads as the flat sequence, whose events are made when they are read.
 
     Args:
@@ -189,7 +216,9 @@ class ChainedOps(Sequence[Op]):
     """Sequences of ops, one behind the other, which stay as they are."""
 
     def __init__(self, *parts: Sequence[Op]) -> None:
-        self.parts = parts
+        self.parts: tuple[Sequence[Op], ...] = tuple(
+            chain.from_iterable(part.parts if isinstance(part, ChainedOps) else (part,) for part in parts)
+        )
 
     @overload
     def __getitem__(self, index: int) -> Op: ...

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+
+import numpy as np
 
 from perfmodel.graph import Graph, Op
 from perfmodel.plan.events import Collective, Event, link_among, link_events, op_event, waiting
@@ -74,13 +74,15 @@ class Linked:
         if not self._storages.isdisjoint(touched):
             plain = [waiting(event, ()) if event.after else event for event in events[:n_before_ends]]
             return Segment(link_events((*link_events(_after_compute(plain)), *ends)))
-        self._moved(events, cuts, [len(extra[cut]) for cut in cuts])
+        shifts = np.cumsum([0, *(len(extra[cut]) for cut in cuts)])
+        places = np.arange(len(self.run)) + shifts[np.searchsorted(cuts, np.arange(len(self.run)), side="right")]
+        self._moved(events, places.tolist())
         for number in added:
             if _waits_for_compute(events[number]):
                 last = _last_compute(events, number)
                 events[number] = waiting(events[number], (last,)) if last >= 0 else events[number]
         link_among(events, [*added, *range(n_before_ends, len(events))])
-        return Segment(events)
+        return Segment.spliced(events, self.run, places)
 
     def _at(self, inserted: Inserted, before: Inserted) -> dict[int, list[Event]]:
         """What is put before each place."""
@@ -93,21 +95,16 @@ class Linked:
                 found.setdefault(0 if op == START else self.place[op], []).extend(before[op])
         return found
 
-    def _moved(self, events: list[Event], cuts: Sequence[int], sizes: Sequence[int]) -> None:
+    def _moved(self, events: list[Event], at: Sequence[int]) -> None:
         """Events of the run wait for what they waited for where that stands now, collectives for what is last on compute."""
-        shifts = [0, *accumulate(sizes)]
-
-        def at(place: int) -> int:
-            return place + shifts[bisect_right(cuts, place)]
-
         for place in self._bound:
-            event, number = self.run[place], at(place)
+            event, number = self.run[place], at[place]
             if _waits_for_compute(event):
-                others = [at(i) for i in event.after if self.run[i].stream != "compute"]
+                others = [at[i] for i in event.after if self.run[i].stream != "compute"]
                 last = _last_compute(events, number)
                 after = tuple(sorted([*others, last] if last >= 0 else others))
             else:
-                after = tuple(map(at, event.after))
+                after = tuple([at[i] for i in event.after])
             if after != event.after:
                 events[number] = waiting(event, after)
 
