@@ -183,7 +183,7 @@ def to_fit(fits: Mapping[str, Array], unseen: Mapping[str, Sequence[float]], sam
             "source": "nccl-tests tables posted by users and vendors; calibrate/fit_wire.py",
             "commit": "none",
             "licence": "facts; sources by table in the data's PROVENANCE",
-            "date": "2026-11-29",
+            "date": "2026-11-30",
             "rows": str(len(samples) - len(kept)),
             "heldout_rows": str(len(kept)),
             "software": "NCCL, versions by table",

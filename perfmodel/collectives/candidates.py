@@ -106,6 +106,15 @@ def n_channels(setting: Setting) -> int:
     return min(max(found, setting.settings.min_channels), setting.settings.max_channels)
 
 
+def search_channels(setting: Setting) -> int:
+    """Channels of the graph that NCCL's search finds, by which its tuner counts what channels carry at most.
+
+    Between nodes that is one a NIC (ncclTopoTuneModel, graphs[a]->nChannels): two A100 nodes with four HDR cards each reach
+    86 to 93 GB/s of bus bandwidth (NVIDIA/nccl-tests issues 100, 152, 175), the 4 x 23.6 GB/s of a tree and no more.
+    """
+    return n_channels(setting) if setting.group.inter is None else setting.group.n_nics
+
+
 def narrow(group: Group) -> Lane:
     """The lane with less bandwidth."""
     lanes = [lane for lane in (group.intra, group.inter) if lane is not None]
@@ -137,7 +146,7 @@ def _rings(setting: Setting) -> Iterator[Candidate]:
     per_channel = nccl.RING_LL128_PER_CHANNEL[setting.generation][setting.nodes_index]
     bus = {
         Protocol.LL: min(_ll_limit(setting), full * nccl.LL_RING_FRAC),
-        Protocol.LL128: min(full * nccl.LL128_FRAC, n_channels(setting) * per_channel),
+        Protocol.LL128: min(full * nccl.LL128_FRAC, search_channels(setting) * per_channel),
         Protocol.SIMPLE: full,
     }
     for protocol, rate in bus.items():
@@ -174,7 +183,7 @@ def _trees(setting: Setting) -> Iterator[Candidate]:
     """Double binary tree between nodes, a chain inside each: all_reduce only.
 
     Up and down both cross every inner link, so algbw is half of a lane; between two nodes each NIC carries one half up and
-    the other half down, so algbw is all of it (two nodes may beat the wire in busbw).
+    the other half down, so algbw is all of it (two nodes may beat the wire in busbw), as far as channels carry it.
     """
     if setting.op != "all_reduce":
         return
@@ -183,13 +192,14 @@ def _trees(setting: Setting) -> Iterator[Candidate]:
     channels = n_channels(setting)
     inside = group.intra.bus_bytes_per_s / 2 if group.intra else math.inf
     outside = group.inter.bus_bytes_per_s / (1 if group.n_units == 2 else 2) if group.inter else math.inf
-    per_channel = channels * nccl.TREE_PER_CHANNEL[setting.generation][index] / (1 if group.n_units == 2 else 2)
+    found = search_channels(setting)
+    per_channel = found * nccl.TREE_PER_CHANNEL[setting.generation][index] / 2
     full = min(min(inside, outside) * nccl.TREE_FRAC, per_channel)
     bus = {
         Protocol.LL: min(full * nccl.LL_TREE_FRAC, _ll_limit(setting) / 2),
         Protocol.LL128: min(
             full * (nccl.TREE_LL128_ONE_NODE_FRAC if group.n_units == 1 else 120 / 128),
-            channels * nccl.TREE_LL128_PER_CHANNEL[setting.generation][index] / 2,
+            found * nccl.TREE_LL128_PER_CHANNEL[setting.generation][index] / 2,
         ),
         Protocol.SIMPLE: full,
     }

@@ -125,19 +125,10 @@ _MACHINES = (
     _Named(
         pattern=r"4x A100-80GB PCIe, NVLink bridge", topology="pcie_8xa100_bridges", assumed="two sockets, not four"
     ),
-    _Named(
-        pattern=r"indices 0,2,4,6",
-        topology="dgx_a100_80gb_4nic",
-        every=2,
-        assumed="A100, four HDR cards",
-    ),
-    _Named(pattern=r"24 ranks \(3x8\)", topology="dgx_a100_80gb_4nic", assumed="A100"),
-    _Named(
-        pattern=r"2 nodes x 8 GPUs, ConnectX-6",
-        topology="dgx_a100_80gb_4nic",
-        nics=Nics(count=2, kind="infiniband_hdr", bandwidth="200 Gbit/s"),
-        assumed="A100, two HDR cards",
-    ),
+    # A100-SXM4-40GB with four HDR cards (NVIDIA/nccl-tests issue 119).
+    _Named(pattern=r"24 ranks \(3x8\)", topology="dgx_a100_80gb_4nic"),
+    # "Theoretical 100 GB/s (25 GB/s per HDR)", A100-SXM4-80GB (NVIDIA/nccl-tests issue 152).
+    _Named(pattern=r"2 nodes x 8 GPUs, ConnectX-6", topology="dgx_a100_80gb_4nic"),
 )
 
 
