@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from perfmodel.config import PlanSpec, load_plan
-from perfmodel.config.plan import BUILT_IN, MESH_DIMS, Fsdp, is_plan_key, plan_keys
+from perfmodel.config.plan import BUILT_IN, MESH_DIMS, is_plan_key, plan_keys
+from perfmodel.config.plan_fsdp import Fsdp
 from perfmodel.errors import ConfigError, InfeasiblePlanError, suggest
 from perfmodel.plan.mesh import mesh_of
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.config.loading import Source, Spec, list_configs, read_source, validate
+from perfmodel.config.plan_fsdp import Fsdp
 from perfmodel.config.plan_stages import Pipeline
 from perfmodel.config.plan_words import put, value_of, words_of
 from perfmodel.config.quantity import Bytes, BytesPerS, PositiveBytes, PositiveCount
@@ -90,33 +91,6 @@ class DataParallel(Spec):
                 "shard nothing and reduce buckets: it is a communication hook of DistributedDataParallel"
             )
         return self
-
-
-class Fsdp(Spec):
-    """How parameters are divided with `data_parallel.shard: parameters`.
-
-    Attributes:
-        version: 2 for `fully_shard` (each parameter divided by its first dimension), 1 for `FullyShardedDataParallel` (the
-            parameters of a unit in one flat tensor: nothing is copied out of a gathered unit, gradients are divided by the
-            number of ranks before they are reduced).
-        wrap: ends of the paths of the modules that are a unit each (patterns as in file names); the model's blocks if none.
-        reshard_after_forward: free a unit after forward and gather it again in backward; the rest always stays.
-        backward_prefetch: ask for the next unit of backward before the gradients of the one before it are computed (`pre`),
-            after (`post`), or when it is needed (`none`).
-        forward_prefetch: ask for the next unit of forward before the one before it runs.
-        ranks: over how many neighbouring replicas states are divided; groups of so many hold copies (hybrid sharding:
-            the GPUs of a node). All replicas if not given.
-        reduce_dtype: the type in which gradients are summed and scattered: `own` of the parameters, or `fp32` whatever theirs
-            is (the reduce_dtype of FSDP's mixed-precision policies; torchtitan's default, and that of Llama 3).
-    """
-
-    version: Literal[1, 2] = 2
-    wrap: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    backward_prefetch: Literal["pre", "post", "none"] = "pre"
-    forward_prefetch: bool = False
-    ranks: PositiveCount | None = None
-    reduce_dtype: Literal["own", "fp32"] = "own"
 
 
 class TensorParallel(Spec):
@@ -241,7 +215,8 @@ class PlanSpec(Spec):
             (`no_sync` before).
         micro_batches: into how many micro-batches the model's batch is divided, of which a pipeline works on several at once.
         recompute: activations computed again in backward instead of kept: `full` of every block, `selective` of the core of
-            attention; without it as the model file says.
+            attention, `activation` of the activation function between a feed-forward layer's linears; without it as the
+            model file says.
     """
 
     name: str = "ddp"
@@ -254,7 +229,7 @@ class PlanSpec(Spec):
     embeddings: Annotated[EmbeddingPlan, BeforeValidator(_embeddings)] = EmbeddingPlan()
     accumulate: PositiveCount = 1
     micro_batches: PositiveCount = 1
-    recompute: Literal["full", "selective"] | None = None
+    recompute: Literal["full", "selective", "activation"] | None = None
 
     @property
     def n_micro(self) -> int:
@@ -268,6 +243,20 @@ class PlanSpec(Spec):
         routed = self.expert_parallel.capacity_factor is not None
         return routed or not plain or any(self.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")
 
+    @property
+    def scatter(self) -> str:
+        """After what gradients that are divided leave a rank: each `micro_batch`, each `group` of them, or the `step`."""
+        if self.data_parallel.shard == "parameters":
+            return self.fsdp.scatter or ("micro_batch" if self.size("pp") == 1 else "step")
+        return "micro_batch" if self.data_parallel.shard == "gradients" else "step"
+
+    @property
+    def sum_group(self) -> int | None:
+        """Micro-batches whose gradients are summed before they are scattered; None: all of a step."""
+        if self.scatter == "step":
+            return None
+        return 1 if self.scatter == "micro_batch" else self.pipeline.group_size or self.size("pp")
+
     def size(self, dim: str) -> int:
         """Ranks along a mesh dimension as the plan names them; 1 if it does not."""
         return self.mesh.get(dim, 1)
@@ -278,12 +267,13 @@ class PlanSpec(Spec):
             raise ValueError(
                 f"accumulate: found {self.accumulate} with micro_batches {self.micro_batches}, allowed one of them"
             )
-        shard = self.data_parallel.shard
+        shard, schedule = self.data_parallel.shard, self.pipeline.schedule
         if shard == "gradients" and self.size("pp") > 1:
+            self._check_zero_2_stages()
+        if self.fsdp.scatter == "group" and schedule != "interleaved":
             raise ValueError(
-                f"data_parallel.shard: found gradients with {self.size('pp')} pipeline stages, allowed one: DeepSpeed refuses "
-                "it too. Stages scatter once a step with shard optimizer (Megatron-LM's distributed optimizer) or with shard "
-                "parameters and fsdp.reshard_after_forward: false (Llama 3), which gathers once a step"
+                f"fsdp.scatter: found group with schedule {schedule}, allowed with interleaved: other schedules "
+                "have no groups of micro-batches"
             )
         if shard != "parameters" and self.fsdp != Fsdp():
             raise ValueError(f"fsdp: found with data_parallel.shard {shard}, allowed with parameters")
@@ -292,11 +282,23 @@ class PlanSpec(Spec):
                 f"expert_parallel.imbalance: found {self.expert_parallel.imbalance} without mesh.ep, allowed with 2 or more: "
                 "a rank with all experts works on all rows"
             )
-        if self.pipeline.schedule not in ("1f1b", "gpipe") and self.size("pp") == 1:
-            raise ValueError(
-                f"pipeline.schedule: found {self.pipeline.schedule} with one stage, allowed with mesh.pp of 2 or more"
-            )
+        if schedule not in ("1f1b", "gpipe") and self.size("pp") == 1:
+            raise ValueError(f"pipeline.schedule: found {schedule} with one stage, allowed with mesh.pp of 2 or more")
         return self
+
+    def _check_zero_2_stages(self) -> None:
+        """Megatron-FSDP's `optim_grads` alone has ZeRO 2 with stages, and Megatron-Core runs it."""
+        if self.pipeline.schedule not in ("1f1b", "interleaved"):
+            raise ValueError(
+                f"data_parallel.shard: found gradients with {self.size('pp')} stages and schedule {self.pipeline.schedule}, "
+                "allowed with 1f1b and interleaved: they are what Megatron-Core runs Megatron-FSDP's optim_grads under, and "
+                "DeepSpeed refuses ZeRO 2 with stages"
+            )
+        if self.data_parallel.offload:
+            raise ValueError(
+                f"data_parallel.offload: found true with shard gradients and {self.size('pp')} stages, allowed with shard "
+                "optimizer or parameters: DeepSpeed, whose ZeRO-Offload it is, refuses ZeRO 2 with stages"
+            )
 
 
 # Names that mean a plan without a file.
@@ -310,7 +312,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 # Inline keys that stand for a key inside a section.
 _SHORT = {
     **dict.fromkeys((*DataParallel.model_fields,), "data_parallel"),
-    **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch"), "fsdp"),
+    **dict.fromkeys(("reshard_after_forward", "backward_prefetch", "forward_prefetch", "scatter"), "fsdp"),
     **dict.fromkeys(("sequence", "vocabulary_parallel", "async_tp"), "tensor_parallel"),
     **dict.fromkeys(("schedule", "chunks", "group_size"), "pipeline"),
     **dict.fromkeys(("capacity_factor", "imbalance"), "expert_parallel"),

@@ -18,12 +18,12 @@ Fits = Callable[[PlanSpec], bool]
 States = tuple[int, int]  # bytes of all parameters, and of the optimizer's states
 
 # What changes cost, as an order: micro-batches run the same work in smaller kernels (with stages they even shorten the bubble,
-# with states gathered or scattered in each they move more); attention computed again costs a few percent of the FLOPs and
-# moves nothing; dividing states moves as much as copies do (optimizer, gradients) or half as much more (parameters); whole
-# blocks again cost a third of the FLOPs; stages send activations; tensor parallelism reduces them several times a block;
-# states on the host wait for it.
+# with states gathered or scattered in each they move more); an activation function or attention computed again costs at most
+# a few percent of the FLOPs and moves nothing; dividing states moves as much as copies do (optimizer, gradients) or half as
+# much more (parameters); whole blocks again cost a third of the FLOPs; stages send activations; tensor parallelism reduces
+# them several times a block; states on the host wait for it.
 _SHARDS = {"nothing": 0, "optimizer": 2, "gradients": 3, "parameters": 4}
-_SELECTIVE, _FULL, _STAGES, _TENSOR, _HOST = 1, 5, 6, 7, 20
+_ACTIVATION, _SELECTIVE, _FULL, _STAGES, _TENSOR, _HOST = 1, 1, 5, 6, 7, 20
 _DOUBLINGS = range(4)
 _SPLITS = 4  # doublings of the micro-batches that are tried
 
@@ -110,9 +110,13 @@ def _is_plan(plan: PlanSpec, n_ranks: int) -> bool:
     ddp = plan.data_parallel
     replicas = n_ranks // _product(plan)
     alone = replicas * plan.size("ep") * plan.size("cp") == 1
-    return not (
-        (ddp.offload and (ddp.shard == "nothing" or alone)) or (ddp.shard == "gradients" and plan.size("pp") > 1)
-    )
+    if ddp.offload and (ddp.shard == "nothing" or alone):
+        return False
+    try:  # rules between sections are those of a plan file
+        PlanSpec.model_validate({name: getattr(plan, name) for name in PlanSpec.model_fields})
+    except ValueError:
+        return False
+    return True
 
 
 def _product(plan: PlanSpec) -> int:
@@ -149,9 +153,16 @@ def _micro_batches(plan: PlanSpec, batch: int) -> list[_Change]:
 
 
 def _recomputes(plan: PlanSpec) -> list[_Change]:
-    ways = {None: ("selective", "full"), "selective": ("full",), "full": ()}[plan.recompute]
-    costs = {"selective": _SELECTIVE, "full": _FULL}
-    return [_SAME, *(_change(costs[way], f"recompute={way}", {"recompute": way}) for way in ways)]
+    whole = _change(_FULL, "recompute=full", {"recompute": "full"})
+    if plan.recompute == "full":
+        return [_SAME]
+    if plan.recompute is not None:
+        return [_SAME, whole]
+    parts = (
+        _Change(cost=cost, words=f"recompute={way}", apply=_updated({"recompute": way}), kind="part recomputed")
+        for way, cost in (("selective", _SELECTIVE), ("activation", _ACTIVATION))
+    )
+    return [_SAME, *parts, whole]
 
 
 def _shards(plan: PlanSpec) -> list[_Change]:

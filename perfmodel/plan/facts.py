@@ -91,9 +91,8 @@ class GraphFacts:
         found: T = self._derived[key]
         return found
 
-    def dense_memory(self, sharded: frozenset[str], n_micro: int, find: Callable[[], MemoryUse]) -> MemoryUse:
-        """What `find` says of a rank without the tables `sharded`, asked once."""
-        key = (sharded, n_micro)
+    def dense_memory(self, key: Hashable, find: Callable[[], MemoryUse]) -> MemoryUse:
+        """What `find` says of a rank under a key (its tables, its micro-batches), asked once."""
         if key not in self._memory:
             self._memory[key] = find()
         return self._memory[key]

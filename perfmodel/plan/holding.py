@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,12 +19,14 @@ class Holding:
         above_bytes: by chunk, what a pass needs beyond that while it runs.
         summed_bytes: by chunk, gradients that lie there whole from the first backward to the last, after which they are
             scattered; empty where gradients are not divided so.
+        sum_group: micro-batches that are summed before gradients are scattered; None: all of them.
     """
 
     steps: Sequence[Step]
     kept_bytes: tuple[int, ...]
     above_bytes: tuple[int, ...]
     summed_bytes: tuple[int, ...] = ()
+    sum_group: int | None = None
 
     @property
     def last_kind(self) -> str:
@@ -37,23 +40,30 @@ class Holding:
     def peak(self) -> tuple[int, int]:
         """Activations and whole gradients (bytes) at the first step at which their sum is largest."""
         most = (0, 0)
-        held = 0
+        held = gradients = 0
         last = self.last_kind
-        summed = self._summed()
+        begins, ends = Counter[int](), Counter[int]()
+        for size, begin, end in self._summed():
+            begins[begin] += size
+            ends[end] += size
         for number, step in enumerate(self.steps):
             held += self.kept_bytes[step.chunk] * (step.kind == "forward")
-            gradients = sum(size for size, begin, end in summed if begin <= number <= end)
+            gradients += begins[number]
             most = max(most, (held + self.above_bytes[step.chunk], gradients), key=sum)
             held -= self.kept_bytes[step.chunk] * (step.kind == last)
+            gradients -= ends[number]
         return most
 
     def _summed(self) -> list[tuple[int, int, int]]:
         """(bytes, first step, last step) of gradients that are whole."""
-        found = []
-        for chunk, size in enumerate(self.summed_bytes):
-            places = [i for i, step in enumerate(self.steps) if step.chunk == chunk and step.kind != "forward"]
-            found.append((size, places[0], places[-1]))
-        return found
+        if not self.summed_bytes:
+            return []
+        spans: dict[tuple[int, int], tuple[int, int]] = {}
+        for number, step in enumerate(self.steps):
+            if step.kind != "forward":
+                of = (step.chunk, step.micro // self.sum_group if self.sum_group else 0)
+                spans[of] = (spans.get(of, (number, number))[0], number)
+        return [(self.summed_bytes[chunk], *span) for (chunk, _), span in spans.items()]
 
     def lifetimes(self) -> list[tuple[int, int, int]]:
         """(bytes, first step, last step) of everything that is held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from perfmodel.plan.facts import KINDS, GraphFacts, IntArray
 from perfmodel.units import format_bytes
 
 BoolArray = NDArray[np.bool_]
+Part = Literal["iteration", "passes", "optimizer"]
 
 
 class MemoryShortfallError(InfeasiblePlanError):
@@ -24,18 +26,22 @@ class MemoryShortfallError(InfeasiblePlanError):
         self.shortfall_bytes = shortfall_bytes
 
 
-def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1) -> MemoryUse:
+def dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int = 1, part: Part = "iteration") -> MemoryUse:
     """Peak of a rank that holds everything but the tables `sharded` (parameter names); found once per graph and set.
 
     Gradients and activations are taken at the moment when their sum is largest; `Storage.born` and `dies` say when each
-    lives. With several micro-batches gradients wait for the last one, so they are all there when activations peak.
+    lives. With several micro-batches gradients wait for the last one, so they are all there when activations peak. `part`:
+    of the whole iteration, of its passes before the optimizer, or of the optimizer's step alone, in which activations are
+    what it makes for itself.
     """
-    return facts.dense_memory(sharded, n_micro, partial(_dense_memory, facts, sharded, n_micro))
+    return facts.dense_memory((sharded, n_micro, part), partial(_dense_memory, facts, sharded, n_micro, part))
 
 
-def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int) -> MemoryUse:
+def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int, part: Part) -> MemoryUse:
     columns = facts.storages
     kept = ~np.isin(columns["id"], sorted(table_storages(facts, sharded)))
+    if part != "iteration":
+        kept &= _within(facts, part)
     kind, size, born, dies = (columns[name][kept] for name in ("kind", "bytes", "born", "dies"))
     n_ops = len(facts.graph.ops)
     passing = np.isin(kind, [KINDS.index("gradient"), KINDS.index("activation"), KINDS.index("input")])
@@ -53,6 +59,14 @@ def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int) -> M
         activations_bytes=held("activation", alive) + held("input", alive),
         buffers_bytes=held("buffer", always),
     )
+
+
+def _within(facts: GraphFacts, part: Part) -> BoolArray:
+    """Storages that live in a part of the iteration, those for ever apart: activations of the passes, or of the optimizer."""
+    columns = facts.storages
+    start = next((i for i, op in enumerate(facts.graph.ops) if op.phase == "optimizer"), len(facts.graph.ops))
+    made = np.isin(columns["kind"], [KINDS.index("activation"), KINDS.index("input")])
+    return ~made | ((columns["born"] < start) if part == "passes" else (columns["born"] >= start))
 
 
 def _alive_at_peak(size_bytes: IntArray, born: IntArray, dies: IntArray, n_ops: int) -> BoolArray:

@@ -11,18 +11,18 @@ from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import Bucket, assign_buckets
 from perfmodel.plan.ddp import accumulate, bucket_insertions, copy_back
 from perfmodel.plan.events import CollectiveOp, Event
+from perfmodel.plan.gradient_shards import (
+    gradient_scatters,
+    shards_added,
+    shards_summed,
+    sums_wide,
+    wait_for_gradients,
+)
 from perfmodel.plan.offload import arrived, fetched, returned
 from perfmodel.plan.runs import Segment
 from perfmodel.plan.schedule import PARTED
 from perfmodel.plan.segments import START, Groups, Linked, ops_of
-from perfmodel.plan.sharded_states import (
-    backward_gathers,
-    forward_gathers,
-    gradient_scatters,
-    sums_wide,
-    wait_for_gradients,
-    waited_for,
-)
+from perfmodel.plan.sharded_states import backward_gathers, forward_gathers, waited_for
 from perfmodel.plan.spread import Chunk, units_in
 from perfmodel.plan.weight_gradients import weight_ops
 
@@ -33,12 +33,14 @@ MAX_PASSES = 64  # of a chunk, remembered; a sweep over sizes of buckets has tho
 class Pass:
     """What is run: `backward` is all of it, or with a zero-bubble schedule the part that `weight` leaves.
 
-    `first` and `last`: of the micro-batches of the iteration.
+    `first` and `last`: of the micro-batches whose gradients are summed before they leave the rank (of a forward pass: of the
+    iteration). `again`: some of the iteration have left it before, onto which they are added.
     """
 
     kind: str
     first: bool = False
     last: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +75,17 @@ class Passes:
         """All of plan and pass that `_make` reads beside the groups, the rest left out."""
         ddp = self.plan.data_parallel
         offload = (ddp.offload, ddp.host_memory)
-        fsdp = (self.plan.fsdp, self._scatters_always, offload) if self._shard == "parameters" else None
+        fsdp = (self.plan.fsdp, self.n_stages > 1, offload) if self._shard == "parameters" else None
         if what.kind == "forward":
             return "forward", fsdp, self._gathers(what)
         split = self.plan.pipeline.schedule in PARTED
         reduced: object = None
         if fsdp is not None:
-            reduced = self._scatters(what), self._adds_on_host(what)
+            reduced = what.last, what.last and what.again
         elif self._ends_in_buckets(what):
             whole = self._shard == "nothing"
             sizes = (ddp.first_bucket, ddp.bucket_cap, ddp.compression)
-            reduced = (*sizes, whole, whole and ddp.gradient_as_bucket_view, offload)
+            reduced = (*sizes, whole, whole and ddp.gradient_as_bucket_view, offload, what.again)
         return what.kind, split, fsdp, self._accumulates(what), reduced
 
     def _make(self, chunk: Chunk, what: Pass) -> Segment:
@@ -99,7 +101,7 @@ class Passes:
         if self._shard == "parameters":
             return self._sharded_backward(chunk, linked, inserted, what)
         if self._ends_in_buckets(what):
-            return self._bucketed(chunk, linked, inserted)
+            return self._bucketed(chunk, linked, inserted, what)
         return linked.between(inserted)
 
     def _linked(self, chunk: Chunk, kind: str) -> Linked:
@@ -114,30 +116,21 @@ class Passes:
 
     def _accumulates(self, what: Pass) -> bool:
         """Whether gradients are added to those of an earlier micro-batch."""
-        return not what.first and not self._scatters_always
+        return not what.first
 
     @property
     def _sums_wide(self) -> bool:
         """Whether FSDP sums gradients over micro-batches in fp32 before it scatters them."""
-        return self._shard == "parameters" and not self._scatters_always and self.plan.fsdp.reduce_dtype == "fp32"
-
-    def _scatters(self, what: Pass) -> bool:
-        """Whether fully sharded gradients leave the rank in this pass."""
-        return self._scatters_always or what.last
+        return self._shard == "parameters" and self.plan.fsdp.reduce_dtype == "fp32"
 
     def _ends_in_buckets(self, what: Pass) -> bool:
         """Whether gradients leave the rank in buckets during this pass."""
         return self._reduces(what) and (what.kind == "weight" or self.plan.pipeline.schedule not in PARTED)
 
-    @property
-    def _scatters_always(self) -> bool:
-        """Gradients leave a rank in every micro-batch: FSDP and ZeRO 2 without pipeline stages."""
-        return self._shard == "parameters" and self.n_stages == 1
-
     def _reduces(self, what: Pass) -> bool:
         if len(self.groups.of["dp"]) == 1 or self.plan.data_parallel.reduce != "buckets":
             return False
-        return what.last or self._shard == "gradients"
+        return what.last
 
     def _ops(self, chunk: Chunk, kind: str) -> list[Op]:
         if kind == "forward":
@@ -171,14 +164,15 @@ class Passes:
         before, after = map(self._fetched, backward_gathers(units, self.groups, self.plan.fsdp))
         blocking = chunk.graph.target == "cpu"
         _join(inserted, after, linked)
-        scatters = self._scatters(what)
-        if scatters:
+        if what.last:
             summed = self._sums_wide and not what.first
             packed = gradient_scatters(units, self.groups, self.plan.fsdp, summed=summed)
+            if what.again and not self._offloads:
+                packed = shards_added(packed, units, self.plan.fsdp.version)
             _join(inserted, self._returned(packed, what), linked)
         if blocking:
             before, inserted = waited_for(before), waited_for(inserted)
-        if not scatters:
+        if not what.last:
             return linked.between(inserted, before)
         ends = (arrived(is_parameters=True),) if self._offloads else ()
         return linked.between(inserted, before, (wait_for_gradients(units), *ends))
@@ -195,14 +189,10 @@ class Passes:
         """Scatters of gradients, into the host's memory where they are wanted there."""
         if not self._offloads:
             return scatters
-        rate = self.plan.data_parallel.host_memory if self._adds_on_host(what) else 0.0
+        rate = self.plan.data_parallel.host_memory if what.again else 0.0
         return returned(scatters, adds_bytes_per_s=rate)
 
-    def _adds_on_host(self, what: Pass) -> bool:
-        """Whether gradients come to the host on top of an earlier micro-batch's."""
-        return self._offloads and not what.first and self._scatters_always
-
-    def _bucketed(self, chunk: Chunk, linked: Linked, inserted: dict[int, list[Event]]) -> Segment:
+    def _bucketed(self, chunk: Chunk, linked: Linked, inserted: dict[int, list[Event]], what: Pass) -> Segment:
         ddp = self.plan.data_parallel
         before: dict[int, list[Event]] = {}
         ends: list[Event] = []
@@ -213,7 +203,9 @@ class Passes:
                 op: self._unnumbered(events, group)
                 for op, events in bucket_insertions(buckets, ranks, -1, ddp.compression, first=n_buckets).items()
             }
-            for op, events in self._returned(filled, Pass(kind="backward", first=True)).items():
+            if what.again and not self._offloads:
+                filled = {op: shards_summed(events) for op, events in filled.items()}
+            for op, events in self._returned(filled, what).items():
                 at = inserted if op in linked.place else before  # complete since an earlier part of this backward
                 at.setdefault(op if op in linked.place else START, []).extend(events)
             as_views = ddp.gradient_as_bucket_view or self._shard != "nothing"

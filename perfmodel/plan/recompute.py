@@ -3,7 +3,9 @@
 `full` runs every block again from its input (Chen et al. 2016, arXiv:1604.06174; `torch.utils.checkpoint` around each block),
 `selective` the core of attention alone, from query, key and value to its output (Korthikanti et al. 2022, arXiv:2205.05198,
 section 5). As torch does, a region begins again when backward first reads something that it did not keep, and stops at the
-last op whose result backward reads.
+last op whose result backward reads. `activation` keeps the outputs of linears and computes what stands between those of a
+feed-forward layer again, its result too, which the last linear keeps otherwise (Llama's backward of 2023, arXiv:2302.13971,
+section 2.4; Megatron-Core's CheckpointWithoutOutput of `moe_act`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from perfmodel.graph import Graph, Op, Storage, TensorSpec
 from perfmodel.plan.facts import facts_of
 from perfmodel.plan.stages import find_blocks
 
-Recompute = Literal["full", "selective"]
+Recompute = Literal["full", "selective", "activation"]
 
 AGAIN = 1 << 52  # tensors and storages made again: their first id plus this; beyond every other id of a plan
 _CORE = ("softmax", "attention")  # in the names of operators that only attention has
+_ACTIVATION = ("gelu", "silu", "relu", "swiglu", "tanh")  # and of those of feed-forward layers
 
 
 def recomputed(graph: Graph, how: Recompute | None) -> Graph:
@@ -45,8 +48,10 @@ def _recomputed(graph: Graph, how: Recompute) -> Graph:
             "gradient_checkpointing: false in the model file"
         )
     blocks = _blocks(graph)
-    runs = list(blocks.values()) if how == "full" else [_core(graph, run, path) for path, run in blocks.items()]
-    return _Again(graph, runs).graph()
+    if how == "full":
+        return _Again(graph, list(blocks.values())).graph()
+    find = _core if how == "selective" else _between_linears
+    return _Again(graph, [find(graph, run, path) for path, run in blocks.items()], discards=find != _core).graph()
 
 
 def _blocks(graph: Graph) -> dict[str, list[int]]:
@@ -78,6 +83,31 @@ def _core(graph: Graph, run: Sequence[int], path: str) -> list[int]:
     return [i for i in run if first < i < last and _within(graph.ops[i].module, owner)]
 
 
+def _between_linears(graph: Graph, run: Sequence[int], path: str) -> list[int]:
+    """Ops between the linears of a block's feed-forward layer: its activation function, what follows up to the last linear."""
+    mark = next((graph.ops[i] for i in run if any(word in graph.ops[i].name for word in _ACTIVATION)), None)
+    if mark is None:
+        raise InfeasiblePlanError(
+            f"recompute: found activation, but {path} has no GELU, SiLU, ReLU or tanh to recompute"
+        )
+    weighted = {p.name.rpartition(".")[0] for p in graph.parameters}
+    owner = mark.module
+    while True:
+        linears = [i for i in run if graph.ops[i].module in weighted and _within(graph.ops[i].module, owner)]
+        if any(i < mark.id for i in linears) and any(i > mark.id for i in linears):
+            break
+        if owner == path or "." not in owner:
+            raise InfeasiblePlanError(
+                f"recompute: found activation, but {mark.name} of {path} does not stand between linears"
+            )
+        owner = owner.rpartition(".")[0]
+    inside = (i for i in run if min(linears) < i < max(linears) and _within(graph.ops[i].module, owner))
+    found = [i for i in inside if graph.ops[i].module not in weighted]
+    made = {spec.storage for i in found for spec in graph.ops[i].outputs}
+    seen = (i for i in run if i > found[-1] and made.issuperset(s.storage for s in graph.ops[i].outputs))
+    return [*found, *seen]  # with views of what they make, in which the last linear reads it
+
+
 def _within(module: str, owner: str) -> bool:
     return module == owner or module.startswith(f"{owner}.")
 
@@ -93,10 +123,13 @@ class _Region:
 
 
 class _Again:
-    """Builds the graph with regions run again; `recomputed` is the only user."""
+    """Builds the graph with regions run again; `recomputed` is the only user.
 
-    def __init__(self, graph: Graph, runs: Sequence[Sequence[int]]) -> None:
-        self.source = graph
+    `discards`: what leaves a region is not kept by what reads it in forward, but made again too.
+    """
+
+    def __init__(self, graph: Graph, runs: Sequence[Sequence[int]], *, discards: bool = False) -> None:
+        self.source, self.discards = graph, discards
         self.kinds = {s.id: s.kind for s in graph.storages}
         self.readers: dict[int, list[int]] = {}
         for op in graph.ops:
@@ -135,8 +168,9 @@ class _Again:
         ops = self.source.ops
         dropped, first = set(), len(ops)
         for storage in made:
-            readers = [i for i in self.readers.get(storage, ()) if i not in inside]
-            if any(ops[i].phase != "backward" for i in readers):
+            outside = [i for i in self.readers.get(storage, ()) if i not in inside]
+            readers = [i for i in outside if ops[i].phase == "backward"]
+            if not self.discards and len(readers) < len(outside):
                 continue  # what leaves the region is the input of something else, which keeps it
             if readers:
                 dropped.add(storage)

@@ -14,12 +14,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
-from perfmodel.config.plan import Fsdp
+from perfmodel.config.plan_fsdp import Fsdp
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import ITEMSIZE_BYTES, Graph, Op, Parameter, TensorSpec
+from perfmodel.graph import Graph, Op, Parameter, TensorSpec
 from perfmodel.plan.events import Collective, CollectiveOp, Event, op_event
 from perfmodel.plan.layout import Shard, local_spec
 from perfmodel.plan.runs import NO_INSTANCE
@@ -29,10 +28,6 @@ from perfmodel.plan.stages import find_blocks
 UNIT_STORAGE = 1 << 45  # storages of gathered parameters: this plus the unit's number
 GRADIENT_STORAGE = 1 << 46  # and of gradients on their way to their shards
 ANEW_STORAGE = 1 << 54  # and of what a CPU copies them to
-
-WIDE = "float32"  # the type of sums with `reduce_dtype: fp32`
-WIDE_STORAGE = 1 << 55  # storages of those sums: this plus the parameter's tensor id
-MAX_SUMS = 8192  # parameters whose sums are remembered: the same op object is priced once
 
 Inserted = dict[int, list[Event]]
 
@@ -166,7 +161,7 @@ def forward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> Insert
     for unit in sorted(units, key=lambda u: not u.is_root):
         ask, use = _gather(unit, groups, plan, "forward")
         if unit.is_root:
-            ask = [op_event(_flat_op("aten.mul", unit, len(groups.of["shard"]), "forward")), *ask]
+            ask = [op_event(flat_op("aten.mul", unit, len(groups.of["shard"]), "forward")), *ask]
         inserted.setdefault(ahead if plan.forward_prefetch else unit.first, []).extend(ask)
         inserted.setdefault(unit.first, []).extend(use)
         ahead = unit.first
@@ -192,115 +187,24 @@ def backward_gathers(units: Sequence[Unit], groups: Groups, plan: Fsdp) -> tuple
     return before, after
 
 
-def gradient_scatters(units: Sequence[Unit], groups: Groups, plan: Fsdp, *, summed: bool = False) -> Inserted:
-    """Events to insert after backward ops: each unit's gradients packed and scattered once complete.
-
-    With copies of the shards (hybrid sharding) the ranks that hold the same shard then reduce it. `summed`: gradients were
-    added up over micro-batches, in the type in which they are reduced.
-    """
-    inserted: Inserted = {}
-    for unit in units:
-        if unit.complete == START:
-            continue
-        storage = frozenset({GRADIENT_STORAGE + unit.number})
-        wide = plan.reduce_dtype == "fp32"
-        packed = _wide_copy(unit, summed=summed) if wide else _flat_op("aten.copy_", unit, 1, "backward")
-        events = [op_event(packed, frozenset(), storage)]
-        if plan.version == 1:  # divided by the number of ranks on the stream that reduces
-            divided = _flat_op("aten.div_", unit, 1, "backward")
-            divided = _wider(divided) if wide else divided
-            events.append(op_event(replace(divided, stream="copy"), storage, storage))
-        scatter = _reduced_wide(_collective("reduce_scatter", unit, groups, ("backward", "gradients")), wide)
-        events.append(replace(scatter, reads=storage, writes=storage))
-        if len(groups.of["copies"]) > 1 and unit.group == "shard":
-            events.append(replace(_reduced_wide(_reduce_copies(unit, groups), wide), reads=storage, writes=storage))
-        inserted.setdefault(unit.complete, []).extend(events)
-    return inserted
-
-
-def _wide_copy(unit: Unit, *, summed: bool) -> Op:
-    """Gradients packed as fp32, from their own type or from sums that are fp32 already."""
-    op = _flat_op("aten.copy_", unit, 1, "backward")
-    return _wider(op, parts=("self", "src") if summed else ("self",))
-
-
-def _wider(op: Op, parts: Sequence[str] = ("self",)) -> Op:
-    """The op with these inputs and its outputs in fp32."""
-    specs = zip(op.inputs, op.input_names, strict=True)
-    inputs = tuple(replace(spec, dtype=WIDE) if name in parts else spec for spec, name in specs)
-    return replace(op, inputs=inputs, outputs=tuple(replace(spec, dtype=WIDE) for spec in op.outputs))
-
-
-def _reduced_wide(event: Event, wide: bool) -> Event:
-    """The collective in fp32 if `wide`."""
-    collective = event.collective
-    if not wide or collective is None:
-        return event
-    size = collective.bytes // ITEMSIZE_BYTES[collective.dtype] * ITEMSIZE_BYTES[WIDE]
-    return replace(event, collective=replace(collective, bytes=size, dtype=WIDE))
-
-
-def sums_wide(parameters: Iterable[Parameter], *, first: bool) -> Inserted:
-    """Events to insert after backward ops: gradients cast to fp32 in the first micro-batch, added to those sums in others.
-
-    FSDP2's `to_accumulated_grad_if_needed` and `accumulate_unsharded_grad_if_needed`.
-    """
-    inserted: Inserted = {}
-    for p in parameters:
-        if p.grad_op is not None:
-            inserted.setdefault(p.grad_op, []).append(op_event(_sum_wide(p, first=first)))
-    return inserted
-
-
-@lru_cache(maxsize=MAX_SUMS)
-def _sum_wide(parameter: Parameter, *, first: bool) -> Op:
-    at = WIDE_STORAGE + parameter.tensor.id
-    own = replace(parameter.tensor, id=at + 1, storage=at + 1)
-    total = replace(own, id=at, storage=at, dtype=WIDE)
-    name, inputs = ("aten._to_copy", (own,)) if first else ("aten.add_", (total, own))
-    return Op(
-        id=-1, name=name, overload="" if first else "Tensor", inputs=inputs, input_names=("self", "other")[: len(inputs)],
-        outputs=(total,), module=parameter.name.rpartition(".")[0], phase="backward",
-    )  # fmt: skip
-
-
-def _reduce_copies(unit: Unit, groups: Groups) -> Event:
-    n_shards = len(groups.of["shard"])
-    collective = Collective(
-        op="all_reduce",
-        bytes=-(-unit.bytes // n_shards),
-        ranks=groups.of["copies"],
-        dtype=unit.dtype,
-        instance=NO_INSTANCE,
-        purpose=f"shards of gradients of {_words(unit)}",
-        siblings=groups.siblings["copies"],
-    )
-    return Event(stream="copies", phase="backward", collective=collective)
-
-
-def wait_for_gradients(units: Sequence[Unit]) -> Event:
-    """What makes the optimizer wait for all shards of gradients."""
-    spec = TensorSpec(id=GRADIENT_STORAGE, shape=(1,), dtype="float32", strides=(1,), storage=GRADIENT_STORAGE)
-    op = Op(id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), phase="backward")
-    return op_event(op, frozenset(GRADIENT_STORAGE + unit.number for unit in units), frozenset())
-
-
 def _gather(unit: Unit, groups: Groups, plan: Fsdp, phase: str) -> tuple[list[Event], list[Event]]:
     """The all-gather, and what the compute stream does with it: copies out of its buffer, or with version 1 only waits."""
     storage = frozenset({UNIT_STORAGE + unit.number})
-    ask = replace(_collective("all_gather", unit, groups, (phase, "parameters")), writes=storage)
+    ask = replace(unit_collective("all_gather", unit, groups, (phase, "parameters")), writes=storage)
     name = "aten.copy_" if plan.version == 2 else "aten.view"
-    return [ask], [op_event(_flat_op(name, unit, 1, phase), storage, frozenset())]
+    return [ask], [op_event(flat_op(name, unit, 1, phase), storage, frozenset())]
 
 
-def _words(unit: Unit) -> str:
+def words_of(unit: Unit) -> str:
+    """A unit's name in what is said of its collectives."""
     if unit.is_root:
         return "the rest"
     number = unit.path.rpartition(".")[2]
     return f"block {number}" if number.isdigit() else unit.path
 
 
-def _collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, str]) -> Event:
+def unit_collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, str]) -> Event:
+    """A collective on a unit; `what` are the phase and what it carries, in words."""
     phase, purpose = what
     collective = Collective(
         op=op,
@@ -308,13 +212,13 @@ def _collective(op: CollectiveOp, unit: Unit, groups: Groups, what: tuple[str, s
         ranks=groups.of[unit.group],
         dtype=unit.dtype,
         instance=NO_INSTANCE,
-        purpose=f"{purpose} of {_words(unit)}",
+        purpose=f"{purpose} of {words_of(unit)}",
         siblings=groups.siblings[unit.group],
     )
     return Event(stream="comm", phase=phase, collective=collective)  # type: ignore[arg-type]  # forward or backward
 
 
-def _flat_op(name: str, unit: Unit, part: int, phase: str) -> Op:
+def flat_op(name: str, unit: Unit, part: int, phase: str) -> Op:
     """An op on `1 / part` of a unit's elements as one flat tensor."""
     n_elems = -(-sum(p.tensor.n_elems for p in unit.parameters) // part)
     ids = (UNIT_STORAGE + unit.number, GRADIENT_STORAGE + unit.number)

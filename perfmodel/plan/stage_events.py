@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -46,17 +47,11 @@ class StageWriter:
     def events(self) -> EventRuns:
         """All of an iteration: the schedule's passes, gradient reductions, the optimizer."""
         steps = self.spread.steps(self.stage)
-        last = {(step.kind, step.chunk): i for i, step in enumerate(steps)}
-        seen: set[tuple[str, int]] = set()
-        runs: dict[tuple[str, int, bool, bool], Segment] = {}
-        for number, step in enumerate(steps):
-            what = (step.kind, step.chunk)
-            ends = (what not in seen, step.kind != "forward" and last[what] == number)
-            seen.add(what)
-            run = runs.get((*what, *ends))
+        runs: dict[tuple[int, Pass], Segment] = {}
+        for step, one in zip(steps, _passes(steps, self.plan.sum_group), strict=True):
+            run = runs.get((step.chunk, one))
             if run is None:
-                one = Pass(kind=step.kind, first=ends[0], last=ends[1])
-                run = runs[(*what, *ends)] = self.passes.of(self.chunks[step.chunk], one)
+                run = runs[step.chunk, one] = self.passes.of(self.chunks[step.chunk], one)
             self._run(step, run)
         self._shared_gradients()
         if self.plan.data_parallel.reduce == "after_backward":
@@ -289,6 +284,30 @@ class StageWriter:
             held = {p.tensor.storage for p in chunk.graph.parameters if (p.name in self.spread.experts) == wanted}
             parts.append((optimizer_of(chunk.graph, held), n))
         return parts
+
+
+def _passes(steps: Sequence[Step], group: int | None) -> list[Pass]:
+    """What each step of a schedule is, with gradients of `group` micro-batches summed before they leave a rank."""
+    forwards: set[int] = set()  # chunks whose first forward pass was
+    summed: dict[tuple[str, int], list[int]] = {}  # places of the passes of a chunk that make gradients
+    found: list[Pass] = []
+    for number, step in enumerate(steps):
+        if step.kind == "forward":
+            found.append(Pass(kind="forward", first=step.chunk not in forwards))
+            forwards.add(step.chunk)
+            continue
+        found.append(Pass(kind=step.kind))
+        summed.setdefault((step.kind, step.chunk), []).append(number)
+    for places in summed.values():
+        size = group or len(places)
+        for begin in range(0, len(places), size):
+            of = places[begin : begin + size]
+            again = begin > 0
+            for number in of:
+                found[number] = replace(
+                    found[number], first=number == of[0], last=number == of[-1], again=again and number == of[-1]
+                )
+    return found
 
 
 def _on_shard(ops: list[Op], n_ranks: int, *, dtensor: bool) -> list[Op]:

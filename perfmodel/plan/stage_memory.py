@@ -6,25 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from math import ceil
 
 from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
 from perfmodel.plan.events import MemoryUse
+from perfmodel.plan.gradient_shards import WIDE
 from perfmodel.plan.holding import Holding
-from perfmodel.plan.memory import dense_memory
-from perfmodel.plan.sharded_states import WIDE
-from perfmodel.plan.spread import REPLICAS, Spread
+from perfmodel.plan.memory import Part, dense_memory
+from perfmodel.plan.segments import START
+from perfmodel.plan.sharded_states import Unit
+from perfmodel.plan.spread import REPLICAS, Chunk, Spread, units_in
 
 GATHERED_UNITS = 2  # of FSDP: one runs while the next is gathered
 
 
 def stage_memory(spread: Spread, stage: int) -> MemoryUse:
-    """Peak of a rank at a stage: its states, and activations where the schedule has most of them."""
-    total = MemoryUse()
-    for chunk in spread.chunks(stage):
-        one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
-        total = _sum(total, replace(one, activations_bytes=0))
-    total = _divided(spread, total, stage)
+    """Peak of a rank at a stage: in the passes where the schedule has most activations, or in the optimizer's step."""
+    return max(_in_passes(spread, stage), _in_optimizer(spread, stage), key=lambda memory: memory.total_bytes)
+
+
+def _in_passes(spread: Spread, stage: int) -> MemoryUse:
+    total = _divided(spread, _of_chunks(spread, stage, "passes"), stage)
     activations, summed = stage_holding(spread, stage).peak()
     return replace(
         total,
@@ -34,25 +37,77 @@ def stage_memory(spread: Spread, stage: int) -> MemoryUse:
     )
 
 
+def _in_optimizer(spread: Spread, stage: int) -> MemoryUse:
+    """States and gradients, and what the optimizer makes of a rank's part of them."""
+    whole = _of_chunks(spread, stage, "optimizer")
+    total = _divided(spread, whole, stage)
+    ddp = spread.plan.data_parallel
+    made = whole.activations_bytes
+    if ddp.shard != "nothing" and spread.n_shards > 1:
+        made = 0 if ddp.offload else _share(made, _shards_of_all(spread, stage))
+    lasting = ddp.shard in ("nothing", "optimizer")
+    return replace(total, activations_bytes=made, communication_bytes=_buffers(spread, stage) if lasting else 0)
+
+
+def _of_chunks(spread: Spread, stage: int, part: Part) -> MemoryUse:
+    """States of all chunks, their gradients, and activations of this part of an iteration."""
+    total = MemoryUse()
+    for chunk in spread.chunks(stage):
+        total = _sum(total, dense_memory(chunk.facts, frozenset(), spread.plan.n_micro, part))
+    return total
+
+
 def stage_holding(spread: Spread, stage: int) -> Holding:
     """What the activations of a rank at a stage hold over its schedule.
 
     A micro-batch keeps what its forward leaves for its backward; a pass also needs what a pass of one micro-batch alone has
-    at its peak beyond that. Stages of FSDP sum a chunk's gradients over its micro-batches, whole, and then scatter them.
+    at its peak beyond that. Where gradients of FSDP are scattered after several micro-batches a chunk sums them, whole.
     """
     kept, above, summed = [], [], []
     for chunk in spread.chunks(stage):
-        one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro)
+        one = dense_memory(chunk.facts, frozenset(), spread.plan.n_micro, "passes")
         left = chunk.facts.derived("kept", partial(kept_bytes, chunk.graph))
-        above.append(max(one.activations_bytes - left, 0))
+        above.append(max(_pass_bytes(spread, chunk, one) - left, 0))
         kept.append(left if spread.plan.pipeline.deallocate_outputs else left + chunk.stage.forward_bytes)
         summed.append(_as_reduced(spread, one.gradients_bytes, chunk.graph.parameters))
+    whole = _sums_whole(spread)
     return Holding(
         steps=spread.steps(stage),
         kept_bytes=tuple(kept),
         above_bytes=tuple(above),
-        summed_bytes=tuple(summed) if _sums_whole(spread) else (),
+        summed_bytes=tuple(summed) if whole else (),
+        sum_group=spread.plan.sum_group if whole else None,
     )
+
+
+def _pass_bytes(spread: Spread, chunk: Chunk, one: MemoryUse) -> int:
+    """Activations of a micro-batch alone at their peak; with sums in fp32, gradients of a unit wait for its last one."""
+    wide = _sums_whole(spread) and spread.plan.fsdp.reduce_dtype == "fp32"
+    if not wide or spread.plan.n_micro == 1:
+        return one.activations_bytes
+    units = units_in(chunk, spread.plan.fsdp.wrap, spread.experts)
+    return chunk.facts.derived(("pass", units), partial(_with_gradients, chunk.graph, units))
+
+
+def _with_gradients(graph: Graph, units: Sequence[Unit]) -> int:
+    """Peak of activations and of gradients from when they are made until their unit's are summed (FSDP2's post-backward)."""
+    until = {p.tensor.id: unit.complete for unit in units for p in unit.parameters}
+    position = {op.id: number for number, op in enumerate(graph.ops)}
+    start = next((i for i, op in enumerate(graph.ops) if op.phase == "optimizer"), len(graph.ops))
+    change = [0] * (start + 1)
+
+    def lives(size: int, born: int, dies: int) -> None:
+        change[max(born, 0)] += size
+        change[min(dies + 1, start)] -= size
+
+    for storage in graph.storages:
+        if storage.kind in ("activation", "input") and storage.born < start:
+            lives(storage.bytes, storage.born, storage.dies)
+    for parameter in graph.parameters:
+        end = until.get(parameter.tensor.id, START)
+        if parameter.grad_op is not None and end in position:
+            lives(parameter.tensor.bytes, position[parameter.grad_op], position[end])
+    return max(accumulate(change), default=0)
 
 
 def _as_reduced(spread: Spread, size_bytes: int, parameters: Sequence[Parameter]) -> int:
@@ -63,8 +118,12 @@ def _as_reduced(spread: Spread, size_bytes: int, parameters: Sequence[Parameter]
 
 
 def _sums_whole(spread: Spread) -> bool:
-    """Whether gradients are divided once a step, after they were summed over micro-batches."""
-    return spread.plan.data_parallel.shard == "parameters" and spread.n_shards > 1 and spread.n_stages > 1
+    """Whether gradients are divided after they were summed over several micro-batches."""
+    plan = spread.plan
+    several = spread.n_stages > 1 or plan.n_micro > 1
+    return (
+        plan.data_parallel.shard == "parameters" and spread.n_shards > 1 and plan.scatter != "micro_batch" and several
+    )
 
 
 def _divided(spread: Spread, total: MemoryUse, stage: int) -> MemoryUse:
@@ -125,8 +184,10 @@ def _buffers(spread: Spread, stage: int) -> int:
     total = sum(p.tensor.bytes for c in spread.chunks(stage) for p in c.graph.parameters)
     if ddp.shard == "parameters":
         largest = max((u.bytes for u in spread.units(stage) if not u.is_root), default=0)
+        widest = _as_reduced(spread, largest, spread.chunks(stage)[0].graph.parameters)
+        if spread.n_stages > 1 and not spread.plan.fsdp.reshard_after_forward:
+            return widest  # units that stay are gathered before the passes that hold the most; one is on its way to be reduced
         if spread.plan.fsdp.reduce_dtype == "fp32":  # of the two one is gathered, one on its way to be reduced
-            widest = _as_reduced(spread, largest, spread.chunks(stage)[0].graph.parameters)
             return min(total, largest) + widest
         return min(total, GATHERED_UNITS * largest)
     if ddp.shard == "gradients":
