@@ -150,8 +150,8 @@ def op_event(op: Op, reads: frozenset[int] | None = None, writes: frozenset[int]
         stream=op.stream,
         phase=op.phase,
         op=op,
-        reads=frozenset(s.storage for s in op.inputs) if reads is None else reads,
-        writes=frozenset(s.storage for s in op.outputs) if writes is None else writes,
+        reads=frozenset([s.storage for s in op.inputs]) if reads is None else reads,
+        writes=frozenset([s.storage for s in op.outputs]) if writes is None else writes,
     )
 
 

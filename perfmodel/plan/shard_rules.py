@@ -6,6 +6,7 @@ still a sum over ranks complete, the rule asks for it; that is where communicati
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -311,7 +312,7 @@ def nll_loss(op: Op, splits: Splits) -> Outputs:
 
 def lists(op: Op, splits: Splits) -> Outputs:
     """Operators on lists of tensors: what stands at the same place of each list and has the same shape is split alike."""
-    counts = {name: op.input_names.count(name) for name in op.input_names}
+    counts = Counter(op.input_names)
     length = max(counts.values(), default=1)
     at: dict[str, int] = {}
     shards: list[Shard | None] = [None] * length

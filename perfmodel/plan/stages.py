@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import InfeasiblePlanError
-from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
-from perfmodel.plan.optimizer_parts import OptimizerParts
+import numpy as np
 
+from perfmodel.errors import InfeasiblePlanError
+from perfmodel.graph import Graph, Op, Parameter, Storage
+from perfmodel.plan.touches import BACKWARD, FORWARD, NO_STORAGE, BoolArray, IntArray, Touches
+
+NO_STAGE = -1
 _NUMBERED = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
 
 
@@ -39,8 +42,10 @@ class Stage:
     has_blocks: bool = True
 
 
-def cut(graph: Graph, n_stages: int, blocks_per_stage: Sequence[int] = ()) -> tuple[Stage, ...]:
-    """Stages in order; blocks are spread evenly, or as `blocks_per_stage` says.
+def cut(
+    graph: Graph, n_stages: int, blocks_per_stage: Sequence[int] = (), touches: Touches | None = None
+) -> tuple[Stage, ...]:
+    """Stages in order; blocks are spread evenly, or as `blocks_per_stage` says. `touches` are the graph's, where known.
 
     Raises InfeasiblePlanError if the model has no numbered blocks or too few.
     """
@@ -59,7 +64,7 @@ def cut(graph: Graph, n_stages: int, blocks_per_stage: Sequence[int] = ()) -> tu
         (i + 1) * n_blocks // n_stages - i * n_blocks // n_stages for i in range(n_stages)
     ]  # fmt: skip
     stage_of_block = [stage for stage, count in enumerate(counts) for _ in range(count)]
-    return _Cut(graph, path, stage_of_block, n_stages).stages()
+    return _Cut(touches or Touches(graph), path, stage_of_block, n_stages).stages()
 
 
 def find_blocks(graph: Graph) -> tuple[str, int]:
@@ -83,19 +88,18 @@ def find_blocks(graph: Graph) -> tuple[str, int]:
 class _Cut:
     """Assigns ops to stages and builds their graphs; `cut` is the only user."""
 
-    def __init__(self, graph: Graph, path: str, stage_of_block: Sequence[int], n_stages: int) -> None:
-        self.graph, self.stage_of_block, self.n_stages = graph, stage_of_block, n_stages
+    def __init__(self, touches: Touches, path: str, stage_of_block: Sequence[int], n_stages: int) -> None:
+        self.touches, self.graph = touches, touches.graph
+        self.stage_of_block, self.n_stages = stage_of_block, n_stages
         self.block = re.compile(rf"{re.escape(path)}\.(\d+)(?:\.|$)")
-        self.kinds = {storage.id: storage.kind for storage in graph.storages}
-        self.held = {s for s, kind in self.kinds.items() if kind in ("parameter", "buffer", "optimizer_state")}
         self.stage = self._assign()
         self.owners = self._owners()
+        self.removed: BoolArray = np.zeros(len(self.graph.ops), dtype=bool)
         self.dropped = self._joined_gradients()
-        self.optimizer = OptimizerParts(graph)
 
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order."""
-        copied = self._copied()
+        copied = [self._needed(stage) for stage in range(self.n_stages)]
         forward, backward, dtype = self._crossings(copied)
         found = []
         for stage in range(self.n_stages):
@@ -113,45 +117,51 @@ class _Cut:
             )
         return tuple(found)
 
-    def _assign(self) -> list[int]:
-        """The stage of each op; -1 for inputs and the optimizer, which follow what they feed or update."""
-        blocks = {module: self.block.match(module) for module in {op.module for op in self.graph.ops}}
-        stage_of = {m: self.stage_of_block[int(block[1])] for m, block in blocks.items() if block}
-        end_of = {
-            op.phase: number for number, op in enumerate(self.graph.ops) if op.module in stage_of
-        }  # the last op of a block by phase
-        last = self.n_stages - 1
-        found: list[int] = []
-        current, phase = 0, "forward"
-        for number, op in enumerate(self.graph.ops):
-            if op.phase in ("input", "optimizer"):
-                found.append(-1)
-                continue
-            if op.phase != phase:
-                phase, current = op.phase, last
-            if op.module in stage_of:
-                current = stage_of[op.module]
-            elif op.phase == "forward" and number > end_of.get("forward", number):
-                current = last
-            elif op.phase == "backward" and number > end_of.get("backward", number):
-                current = 0
-            found.append(current)
+    def _assign(self) -> IntArray:
+        """The stage of each op; -1 for inputs and the optimizer, which follow what they feed or update.
+
+        An op outside the blocks runs where the op before it does; a phase after forward begins on the last stage; what comes
+        after the blocks runs on the last stage in forward, on the first in backward.
+        """
+        touches, last = self.touches, self.n_stages - 1
+        blocks = [self.block.match(module) for module in touches.modules]
+        of_module = np.array(
+            [self.stage_of_block[int(block[1])] if block else NO_STAGE for block in blocks], dtype=np.int64
+        )
+        numbers = np.flatnonzero(touches.in_step)
+        phase, known = touches.phase[numbers], of_module[touches.module[numbers]]
+        elsewhere = known == NO_STAGE
+        inside = of_module[touches.module] != NO_STAGE
+        begins = phase != np.concatenate([[FORWARD], phase[:-1]])
+        known[elsewhere & begins] = last
+        for which, stage in ((FORWARD, last), (BACKWARD, 0)):
+            of_blocks = np.flatnonzero(inside & (touches.phase == which))
+            if len(of_blocks):
+                known[elsewhere & (phase == which) & (numbers > of_blocks[-1])] = stage
+        if len(known) and known[0] == NO_STAGE:
+            known[0] = 0
+        found = np.full(len(self.graph.ops), NO_STAGE, dtype=np.int64)
+        before = np.maximum.accumulate(np.where(known != NO_STAGE, np.arange(len(known)), 0))
+        found[numbers] = known[before]
         return found
 
     def _owners(self) -> dict[str, tuple[int, ...]]:
         """Stages that compute with each parameter; those without any use stay on the first."""
-        using: dict[int, set[int]] = {}
-        for op, stage in zip(self.graph.ops, self.stage, strict=True):
-            for spec in op.inputs if stage >= 0 else ():
-                using.setdefault(spec.storage, set()).add(stage)
-        return {p.name: tuple(sorted(using.get(p.tensor.storage, {0}))) for p in self.graph.parameters}
+        touches = self.touches
+        of_parameters = np.array([p.tensor.storage for p in self.graph.parameters], dtype=np.int64)
+        at = np.flatnonzero(touches.is_input & np.isin(touches.storage, of_parameters))
+        stage = self.stage[touches.op[at]]
+        pairs = np.unique(np.stack([touches.storage[at], stage])[:, stage >= 0], axis=1).T.tolist()
+        using: dict[int, list[int]] = {}
+        for storage, number in pairs:
+            using.setdefault(storage, []).append(number)
+        return {p.name: tuple(using.get(p.tensor.storage, (0,))) for p in self.graph.parameters}
 
     def _joined_gradients(self) -> dict[int, dict[int, int]]:
         """Gradients of shared parameters are summed across stages, not here: parameter id -> stage -> its own last op.
 
         The ops that add the parts up and what follows them are dropped (their ids map to nothing).
         """
-        self.removed: set[int] = set()
         joined: dict[int, dict[int, int]] = {}
         for parameter in self.graph.parameters:
             if len(self.owners[parameter.name]) < 2 or parameter.grad_op is None:
@@ -162,59 +172,35 @@ class _Cut:
                 op = self.graph.ops[number]
                 if op.phase != "backward" or not any(spec.storage in wanted for spec in op.outputs):
                     continue
-                stages = {self.stage[i] for i in self._writers(op, number)}
+                stages = {int(self.stage[i]) for i in self._writers(op, number)}
                 if op.name in ("aten.add", "aten.add_") and len(stages) > 1:
-                    self.removed.add(number)
+                    self.removed[number] = True
                     wanted |= {spec.storage for spec in op.inputs}
                 elif self._reads_only(op, wanted) and not parts:
-                    self.removed.add(number)
+                    self.removed[number] = True
                 else:
-                    parts.setdefault(self.stage[number], number)
+                    parts.setdefault(int(self.stage[number]), number)
             joined[parameter.tensor.id] = parts
         return joined
 
     def _writers(self, op: Op, before: int) -> list[int]:
         """The latest op before `before` that made each input."""
+        touches = self.touches
+        end = int(touches.first_of[before])
         found = []
         for spec in op.inputs:
-            for number in range(before - 1, -1, -1):
-                if any(out.storage == spec.storage for out in self.graph.ops[number].outputs):
-                    found.append(number)
-                    break
+            at = np.flatnonzero(~touches.is_input[:end] & (touches.storage[:end] == spec.storage))
+            found += touches.op[at[-1:]].tolist()
         return found
 
     def _reads_only(self, op: Op, storages: set[int]) -> bool:
         return all(spec.storage in storages for spec in op.inputs)
 
-    def _copied(self) -> list[set[int]]:
-        """For each stage, ops of other stages that depend on no parameter and that it reads: it computes them itself."""
-        free: dict[int, int] = {}  # storage -> op that made it, without parameters
-        tainted: set[int] = {p.tensor.storage for p in self.graph.parameters}
-        for number, op in enumerate(self.graph.ops):
-            if op.phase not in ("forward", "loss", "input"):
-                continue
-            reads = {spec.storage for spec in op.inputs}
-            for spec in op.outputs:
-                if reads & tainted:
-                    tainted.add(spec.storage)
-                else:
-                    free.setdefault(spec.storage, number)
-        makers: dict[int, list[int]] = {}
-        for number, op in enumerate(self.graph.ops):
-            if op.phase in ("forward", "loss", "input"):
-                for spec in op.outputs:
-                    if spec.storage in free and spec.storage not in tainted:
-                        makers.setdefault(spec.storage, []).append(number)
-        return [self._needed(stage, makers) for stage in range(self.n_stages)]
-
-    def _needed(self, stage: int, makers: Mapping[int, Sequence[int]]) -> set[int]:
-        wanted = [
-            spec.storage
-            for op, of in zip(self.graph.ops, self.stage, strict=True)
-            if of == stage
-            for spec in op.inputs
-            if spec.storage in makers
-        ]
+    def _needed(self, stage: int) -> list[int]:
+        """Ops of other stages that depend on no parameter and that a stage reads: it computes them itself."""
+        makers = self.touches.makers
+        reader, storages = self.touches.read_free
+        wanted = np.unique(storages[self.stage[reader] == stage]).tolist()
         found: set[int] = set()
         while wanted:
             storage = wanted.pop()
@@ -222,90 +208,109 @@ class _Cut:
                 if number not in found and self.stage[number] != stage:
                     found.add(number)
                     wanted += [s.storage for s in self.graph.ops[number].inputs if s.storage in makers]
-        return found
+        return sorted(found)
 
-    def _crossings(self, copied: Sequence[set[int]]) -> tuple[list[int], list[int], str]:
-        """Bytes that each stage sends on in forward (to the next) and in backward (to the one before)."""
-        made: dict[int, tuple[int, str, TensorSpec]] = {}
+    def _crossings(self, copied: Sequence[Sequence[int]]) -> tuple[list[int], list[int], str]:
+        """Bytes that each stage sends on in forward (to the next) and in backward (to the one before), and their type.
+
+        What was made in forward goes on to the last stage that touches it, what was made in backward to the first.
+        """
+        touches = self.touches
+        at = self._crossing_touches(copied)
+        storage, stage = touches.storage[at], self.stage[touches.op[at]]
+        order = np.argsort(storage, kind="stable")
+        at, storage, stage = at[order], storage[order], stage[order]
+        begins = np.flatnonzero(np.diff(storage, prepend=-1)) if len(at) else np.empty(0, dtype=np.int64)
+        most = np.maximum.reduceat(stage, begins) if len(begins) else begins
+        least = np.minimum.reduceat(stage, begins) if len(begins) else begins
+        is_back, origin = touches.phase[touches.op[at[begins]]] == BACKWARD, stage[begins]
         forward, backward = [0] * self.n_stages, [0] * self.n_stages
-        reach: dict[tuple[int, str], int] = {}
-        dtype = "float32"
-        local = [
-            {spec.storage for i in numbers for spec in self.graph.ops[i].outputs} for numbers in copied
-        ]  # fmt: skip
-        for number, (op, stage) in enumerate(zip(self.graph.ops, self.stage, strict=True)):
-            if stage < 0 or number in self.removed:
-                continue
-            for spec in (*op.inputs, *op.outputs):
-                if spec.storage in self.held or spec.storage in local[stage]:
-                    continue
-                if spec.storage not in made:
-                    made[spec.storage] = (stage, "backward" if op.phase == "backward" else "forward", spec)
-                    continue
-                origin, way, first = made[spec.storage]
-                low, high = reach.get((spec.storage, "to"), origin), stage
-                if way == "forward" and high > low:
-                    for boundary in range(low, high):
-                        forward[boundary] += first.bytes
-                    reach[spec.storage, "to"] = high
-                    dtype = first.dtype
-                elif way == "backward" and high < low:
-                    for boundary in range(high + 1, low + 1):
-                        backward[boundary] += first.bytes
-                    reach[spec.storage, "to"] = high
+        latest, dtype = -1, "float32"
+        for i in np.flatnonzero(~is_back & (most > origin)).tolist():
+            spec = touches.specs[at[begins[i]]]
+            for boundary in range(int(origin[i]), int(most[i])):
+                forward[boundary] += spec.bytes
+            mine = slice(begins[i], begins[i + 1] if i + 1 < len(begins) else len(at))
+            reached = int(at[mine][np.argmax(stage[mine])])  # the first touch on its last stage
+            if reached > latest:
+                latest, dtype = reached, spec.dtype
+        for i in np.flatnonzero(is_back & (least < origin)).tolist():
+            for boundary in range(int(least[i]) + 1, int(origin[i]) + 1):
+                backward[boundary] += touches.specs[at[begins[i]]].bytes
         return forward, backward, dtype
 
-    def _stage_graph(self, stage: int, copied: set[int]) -> Graph:
+    def _crossing_touches(self, copied: Sequence[Sequence[int]]) -> IntArray:
+        """Touches of storages that are not held, by ops of stages, without those of what a stage computes itself."""
+        touches = self.touches
+        stage = self.stage[touches.op]
+        kept: BoolArray = (stage >= 0) & ~self.removed[touches.op]
+        listed = np.flatnonzero(touches.place != NO_STORAGE)
+        kept[listed] &= ~touches.is_held[touches.place[listed]]
+        for number, ops in enumerate(copied):
+            if ops:
+                local = [spec.storage for i in ops for spec in self.graph.ops[i].outputs]
+                kept &= ~((stage == number) & np.isin(touches.storage, local))
+        return np.flatnonzero(kept)
+
+    def _stage_graph(self, stage: int, copied: Sequence[int]) -> Graph:
         parameters = [p for p in self.graph.parameters if stage in self.owners[p.name]]
-        keep = [
-            number
-            for number, of in enumerate(self.stage)
-            if (of == stage or number in copied) and number not in self.removed
-        ]
-        ops = [self.graph.ops[i] for i in keep]
+        keep: BoolArray = np.logical_and(self.stage == stage, ~self.removed)
+        keep[copied] = ~self.removed[copied]
+        ops = [self.graph.ops[i] for i in np.flatnonzero(keep).tolist()]
         ours = {p.tensor.storage for p in parameters}
-        optimizer, states = self.optimizer.of(ours)
-        kept = set(keep)
+        optimizer, states = self.touches.optimizer.of(ours)
         return replace(
             self.graph,
             ops=(*ops, *optimizer),
-            parameters=tuple(self._with_own_gradient(p, stage, kept) for p in parameters),
-            storages=_storages(self.graph, (*ops, *optimizer), ours | states),
+            parameters=tuple(self._with_own_gradient(p, stage, keep) for p in parameters),
+            storages=self._storages(keep, optimizer, [*ours, *states]),
         )
 
-    def _with_own_gradient(self, parameter: Parameter, stage: int, kept: set[int]) -> Parameter:
+    def _with_own_gradient(self, parameter: Parameter, stage: int, keep: BoolArray) -> Parameter:
         """The parameter with the last op of the stage's own gradient."""
         number = parameter.grad_op
         if number is not None:
             number = self.dropped.get(parameter.tensor.id, {}).get(stage, number)
-        if number not in kept:
+        if number is not None and not keep[number]:
             number = None
         return parameter if number == parameter.grad_op else replace(parameter, grad_op=number)
 
+    def _storages(self, keep: BoolArray, optimizer: Sequence[Op], held: Sequence[int]) -> tuple[Storage, ...]:
+        """Storages that a stage's ops touch, alive from first touch to last; what outlives the iteration still does.
 
-def _storages(graph: Graph, ops: Sequence[Op], held: set[int]) -> tuple[Storage, ...]:
-    """Storages that these ops touch, alive from their first touch to their last; what outlives the iteration still does."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for number, op in enumerate(ops):
-        for spec in (*op.inputs, *op.outputs):
-            storage = spec.storage
-            if storage not in first:
-                first[storage] = number
-            last[storage] = number
-    n_old, n_new = len(graph.ops), len(ops)
-    found = []
-    for one in graph.storages:
-        number = one.id
-        if number not in held and (one.kind == "parameter" or number not in first):
-            continue
-        found.append(
-            Storage(
-                id=number,
-                bytes=one.bytes,
-                born=-1 if one.born < 0 else first.get(number, 0),
-                dies=n_new if one.dies >= n_old else last.get(number, n_new),
-                kind=one.kind,
-            )
+        The stage has the ops that `keep` says, then those of its optimizer, and what is `held`.
+        """
+        touches, storages = self.touches, self.graph.storages
+        mine = np.flatnonzero(keep[touches.op])
+        number = (np.cumsum(keep) - 1)[touches.op[mine]]
+        n_kept = int(keep.sum())
+        later = [(touched, n_kept + i) for i, op in enumerate(optimizer) for touched in _storages_of(op)]
+        more = np.array(later, dtype=np.int64).reshape(-1, 2)
+        place = np.concatenate([touches.place[mine], touches.places(more[:, 0])])
+        number = np.concatenate([number, more[:, 1]])[place != NO_STORAGE]
+        place = place[place != NO_STORAGE]
+        n_new, untouched = n_kept + len(optimizer), -1
+        first, last = np.full((2, len(touches.ids)), untouched, dtype=np.int64)
+        last[place] = number  # ascending: the latest stays
+        first[place[::-1]] = number[::-1]
+        at_hand = np.zeros(len(touches.ids), dtype=bool)
+        known = touches.places(held)
+        at_hand[known[known != NO_STORAGE]] = True
+        first, last, at_hand = (column[touches.place_of] for column in (first, last, at_hand))
+        lives = first != untouched
+        wanted = at_hand | (lives & ~touches.is_parameter)
+        born = np.where(touches.columns["born"] < 0, -1, np.where(lives, first, 0))
+        dies = np.where(touches.columns["dies"] >= len(self.graph.ops), n_new, np.where(lives, last, n_new))
+        at = np.flatnonzero(wanted)
+        return tuple(
+            [
+                Storage(id=one.id, bytes=one.bytes, born=begin, dies=end, kind=one.kind)
+                for one, begin, end in zip(
+                    [storages[i] for i in at.tolist()], born[at].tolist(), dies[at].tolist(), strict=True
+                )
+            ]
         )
-    return tuple(found)
+
+
+def _storages_of(op: Op) -> list[int]:
+    return [spec.storage for specs in (op.inputs, op.outputs) for spec in specs]
