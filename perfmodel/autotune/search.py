@@ -32,6 +32,7 @@ _PARTS = {
     "exposed_copy_s": "exposed copies",
     "wait_s": "waiting for other ranks",
     "host_bound_s": "host",
+    "input_s": "the data loader",
     "idle_s": "idle",
 }
 N_REASONS = 3

@@ -25,7 +25,7 @@ from perfmodel.sim.steady import CarryDep
 from perfmodel.units import PS_PER_S, format_time, parse_seconds
 
 LOADER_FAMILY = "data loader"
-LOADER_STREAM = 99  # a host thread of its own; no stream of a plan has that number
+LOADER_STREAM = 99  # of inputs alone; no stream of a plan has that number
 WAITS_FRAC = 1e-3  # of an iteration, within which the loader sets its length
 MAX_WORKERS = 1024
 MAX_BATCH_S = 3600.0
@@ -143,7 +143,7 @@ def _longer(program: ArrayProgram, deps: Sequence[int], duration_ps: int) -> Arr
         dep_count=np.append(program.dep_count, len(deps)),
         dep_index=np.append(program.dep_index, np.array(deps, dtype=np.int64)),
         dep_lag_ps=np.append(program.dep_lag_ps, np.zeros(len(deps), dtype=np.int64)),
-        stream_kinds={**program.stream_kinds, LOADER_STREAM: "host"},
+        stream_kinds={**program.stream_kinds, LOADER_STREAM: "input"},
     )
 
 

@@ -21,7 +21,7 @@ class Breakdown:
     Each instant belongs to the first of these that holds: `compute_s`, a kernel runs on the compute stream;
     `exposed_communication_s`, a collective transfers; `exposed_copy_s`, a host-device copy runs; `wait_s`, a collective
     waits for another rank; `host_bound_s`, the device has nothing to do and the host works or a launch is on its way;
-    `idle_s`, none of these.
+    `input_s`, the host waits for the data loader, too; `idle_s`, none of these.
     """
 
     compute_s: float
@@ -30,12 +30,13 @@ class Breakdown:
     wait_s: float
     host_bound_s: float
     idle_s: float
+    input_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """Sum of the parts (s): the iteration time."""
         busy_s = self.compute_s + self.exposed_communication_s + self.exposed_copy_s
-        return busy_s + self.wait_s + self.host_bound_s + self.idle_s
+        return busy_s + self.wait_s + self.host_bound_s + self.input_s + self.idle_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

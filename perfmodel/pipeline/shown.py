@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 PARTS = {
     "compute": "compute_s", "exposed communication": "exposed_communication_s", "copy": "exposed_copy_s",
-    "wait for other ranks": "wait_s", "host-bound": "host_bound_s", "idle": "idle_s",
+    "wait for other ranks": "wait_s", "host-bound": "host_bound_s", "data loader": "input_s",
+    "idle": "idle_s",
 }  # fmt: skip
 TABLES = ("ranks", "top_ops", "critical_path")
 

@@ -92,6 +92,7 @@ def _rank_summary(lowered: LoweredClass, parts: sim_breakdown.Breakdown, host_bu
             exposed_copy_s=ps_to_seconds(parts.exposed_copy_ps),
             wait_s=ps_to_seconds(parts.wait_ps),
             host_bound_s=ps_to_seconds(parts.host_ps),
+            input_s=ps_to_seconds(parts.input_ps),
             idle_s=ps_to_seconds(parts.idle_ps),
         ),
         hidden_communication_s=ps_to_seconds(parts.hidden_comm_ps),

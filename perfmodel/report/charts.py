@@ -18,6 +18,7 @@ from perfmodel.report.svg import (
     SKY,
     VERMILION,
     WIDTH,
+    YELLOW,
     Plane,
     picture,
     stacked_bars,
@@ -44,6 +45,7 @@ PARTS = {
     "exposed_copy_s": ("copy", PURPLE),
     "wait_s": ("wait for other ranks", GREY),
     "host_bound_s": ("host-bound", ORANGE),
+    "input_s": ("data loader", YELLOW),
     "idle_s": ("idle", "#dddddd"),
 }
 MEMORY_PARTS = {

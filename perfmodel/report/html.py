@@ -106,20 +106,23 @@ def _time(value_s: float) -> dict[str, Any]:
 
 
 def _ranks(p: Prediction) -> dict[str, Any]:
+    loads = any(rank.breakdown.input_s for rank in p.ranks)
     header = (
-        "ranks", "compute", "exposed comm", "copy", "wait", "host-bound", "idle", "hidden comm", "memory", "of",
+        "ranks", "compute", "exposed comm", "copy", "wait", "host-bound", *(("loader",) if loads else ()), "idle",
+        "hidden comm", "memory", "of",
     )  # fmt: skip
     return {
         "rank_header": header,
-        "rank_rows": [_rank_row(rank) for rank in p.ranks[:MAX_RANK_ROWS]],
+        "rank_rows": [_rank_row(rank, loads=loads) for rank in p.ranks[:MAX_RANK_ROWS]],
         "ranks_left_out": max(len(p.ranks) - MAX_RANK_ROWS, 0),
     }
 
 
-def _rank_row(rank: RankSummary) -> list[Any]:
+def _rank_row(rank: RankSummary, *, loads: bool) -> list[Any]:
     b = rank.breakdown
     times = (
-        b.compute_s, b.exposed_communication_s, b.exposed_copy_s, b.wait_s, b.host_bound_s, b.idle_s,
+        b.compute_s, b.exposed_communication_s, b.exposed_copy_s, b.wait_s, b.host_bound_s,
+        *((b.input_s,) if loads else ()), b.idle_s,
         rank.hidden_communication_s,
     )  # fmt: skip
     memory = rank.memory.total_bytes

@@ -68,11 +68,15 @@ def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _rank_table(p: Prediction) -> Table:
-    names = ("ranks", "compute", "exposed comm", "copy", "wait", "host-bound", "idle", "hidden comm", "memory")
+    loads = any(rank.breakdown.input_s for rank in p.ranks)
+    names = (
+        "ranks", "compute", "exposed comm", "copy", "wait", "host-bound", *(("loader",) if loads else ()), "idle",
+        "hidden comm", "memory",
+    )  # fmt: skip
     table = _table("Where each rank's iteration goes", tuple((n, "left" if n == "ranks" else "right") for n in names))
     ranks_of: dict[tuple[str, ...], tuple[int, ...]] = {}
     for rank in p.ranks:
-        cells = _rank_cells(rank)
+        cells = _rank_cells(rank, loads=loads)
         ranks_of[cells] = (*ranks_of.get(cells, ()), *rank.ranks)
     for cells, ranks in list(ranks_of.items())[:MAX_RANK_ROWS]:
         table.add_row(describe_ranks(ranks), *cells)
@@ -82,8 +86,8 @@ def _rank_table(p: Prediction) -> Table:
     return table
 
 
-def _rank_cells(rank: RankSummary) -> tuple[str, ...]:
-    """What a row says besides its ranks; ranks with the same cells share a row."""
+def _rank_cells(rank: RankSummary, *, loads: bool) -> tuple[str, ...]:
+    """What a row says besides its ranks; ranks with the same cells share a row. `loads`: some wait for a data loader."""
     b = rank.breakdown
     used = f"{format_bytes(rank.memory.total_bytes)} of {format_bytes(rank.memory_capacity_bytes)}"
     times = (
@@ -92,6 +96,7 @@ def _rank_cells(rank: RankSummary) -> tuple[str, ...]:
         b.exposed_copy_s,
         b.wait_s,
         b.host_bound_s,
+        *((b.input_s,) if loads else ()),
         b.idle_s,
         rank.hidden_communication_s,
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.sim.intervals import NO_SPANS, Spans, clip, divide, fold, total, union
-from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST, IntArray
+from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST, INPUT, IntArray
 from perfmodel.sim.timeline import Timeline
 
 BoolArray = NDArray[np.bool_]
@@ -24,6 +24,7 @@ class Breakdown:
         exposed_copy_ps: a copy runs and none of the above.
         wait_ps: a collective of this rank waits for other ranks and none of the above.
         host_ps: the device has nothing to do and a host thread works, or a launch is on its way to the device.
+        input_ps: the next input is being made and none of the above.
         idle_ps: none of the above: the host waits for something that is not running on this rank, or the rank is done.
         comm_ps: time in which communication runs at all; `hidden_comm_ps` of it lies under compute.
     """
@@ -33,6 +34,7 @@ class Breakdown:
     exposed_copy_ps: int
     wait_ps: int
     host_ps: int
+    input_ps: int
     idle_ps: int
     comm_ps: int
 
@@ -43,10 +45,9 @@ class Breakdown:
 
     @property
     def total_ps(self) -> int:
-        """Sum of the six parts: the iteration time."""
-        return (
-            self.compute_ps + self.exposed_comm_ps + self.exposed_copy_ps + self.wait_ps + self.host_ps + self.idle_ps
-        )
+        """Sum of the seven parts: the iteration time."""
+        busy_ps = self.compute_ps + self.exposed_comm_ps + self.exposed_copy_ps
+        return busy_ps + self.wait_ps + self.host_ps + self.input_ps + self.idle_ps
 
 
 def breakdown(timeline: Timeline, cls: int) -> Breakdown:
@@ -57,13 +58,14 @@ def breakdown(timeline: Timeline, cls: int) -> Breakdown:
     """
     layers = _layers(timeline, cls)
     shares = divide(layers, timeline.begin_ps, timeline.finish_ps)
-    compute, comm, copy, wait, host, idle = (total(share) for share in shares)
+    compute, comm, copy, wait, host, made, idle = (total(share) for share in shares)
     return Breakdown(
         compute_ps=compute,
         exposed_comm_ps=comm,
         exposed_copy_ps=copy,
         wait_ps=wait,
         host_ps=host,
+        input_ps=made,
         idle_ps=idle,
         comm_ps=total(layers[1]),
     )
@@ -76,7 +78,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
     cls = np.repeat(np.arange(compiled.n_classes), np.diff(compiled.wiring.offsets))
     ready, start, end, kind = timeline.ready_ps, timeline.start_ps, timeline.end_ps, compiled.kind
     layers = []
-    for code in (COMPUTE, COMM, COPY, None, HOST):
+    for code in (COMPUTE, COMM, COPY, None, HOST, INPUT):
         at = np.flatnonzero(ready < start if code is None else kind == code)
         spans = (ready[at], start[at]) if code is None else (start[at], end[at])
         of = cls[at]
@@ -94,10 +96,11 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
             exposed_copy_ps=copy,
             wait_ps=wait,
             host_ps=host,
-            idle_ps=period - compute - comm - copy - wait - host,
+            input_ps=made,
+            idle_ps=period - compute - comm - copy - wait - host - made,
             comm_ps=all_comm,
         )
-        for compute, comm, copy, wait, host, all_comm in zip(*parts, strict=True)
+        for compute, comm, copy, wait, host, made, all_comm in zip(*parts, strict=True)
     ]
 
 
@@ -152,11 +155,12 @@ def _layers(timeline: Timeline, cls: int) -> list[Spans]:
     tasks = timeline.compiled.tasks_of(cls)
     ready, start, end = timeline.ready_ps[tasks], timeline.start_ps[tasks], timeline.end_ps[tasks]
     kinds = timeline.compiled.kinds_of(cls)
-    compute, comm, copy, host = ((start[kinds == kind], end[kinds == kind]) for kind in (COMPUTE, COMM, COPY, HOST))
+    codes = (COMPUTE, COMM, COPY, HOST, INPUT)
+    compute, comm, copy, host, made = ((start[kinds == kind], end[kinds == kind]) for kind in codes)
     waiting = (ready, start)
     flights = _launches(timeline, cls, kinds == HOST)
     host = (np.concatenate([host[0], flights[0]]), np.concatenate([host[1], flights[1]]))
-    return [_in_window(timeline, spans) for spans in (compute, comm, copy, waiting, host)]
+    return [_in_window(timeline, spans) for spans in (compute, comm, copy, waiting, host, made)]
 
 
 def _in_window(timeline: Timeline, spans: Spans) -> Spans:

@@ -15,7 +15,7 @@ from perfmodel.sim.engine import simulate_compiled
 from perfmodel.sim.program import COMM, KIND_CODES, IntArray, StreamKind
 
 FloatArray = NDArray[np.float64]
-JITTERS = (*KIND_CODES, "rank")
+JITTERS = (*(kind for kind in KIND_CODES if kind != "input"), "rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Jitter:
     rank_frac: float = 0.0
 
     def of(self, kind: StreamKind) -> float:
-        """Coefficient of variation of a stream kind."""
+        """Coefficient of variation of a stream kind; what makes inputs varies as the host does."""
         of_kind = {"host": self.host_frac, "compute": self.compute_frac, "comm": self.comm_frac, "copy": self.copy_frac}
-        return of_kind[kind]
+        return of_kind["host" if kind == "input" else kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

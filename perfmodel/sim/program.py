@@ -15,12 +15,15 @@ HOST, COMPUTE, COMM, COPY = (
     2,
     3,
 )  # conventional stream numbers; a program may use more (second comm stream: 4, ...)
+INPUT = (
+    -1
+)  # of a stream that `stream_kinds` names so: what makes the next input beside the host thread; no stream's number
 NO_GROUP = -1
 
 IntArray = NDArray[np.int64]
-StreamKind = Literal["host", "compute", "comm", "copy"]
-KIND_CODES: Mapping[StreamKind, int] = {"host": HOST, "compute": COMPUTE, "comm": COMM, "copy": COPY}
-_KIND_OF_STREAM: Mapping[int, StreamKind] = {code: kind for kind, code in KIND_CODES.items()}
+StreamKind = Literal["host", "compute", "comm", "copy", "input"]
+KIND_CODES: Mapping[StreamKind, int] = {"host": HOST, "compute": COMPUTE, "comm": COMM, "copy": COPY, "input": INPUT}
+_KIND_OF_STREAM: Mapping[int, StreamKind] = {code: kind for kind, code in KIND_CODES.items() if code != INPUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.program import HOST, KIND_CODES, IntArray, StreamKind
+from perfmodel.sim.program import HOST, INPUT, KIND_CODES, IntArray, StreamKind
 
 
 def scaled_durations(compiled: Compiled, factors: Mapping[StreamKind, Fraction | float]) -> IntArray:
@@ -30,7 +30,7 @@ def scaled_durations(compiled: Compiled, factors: Mapping[StreamKind, Fraction |
 
 
 def without_host(compiled: Compiled) -> Compiled:
-    """The programs with host work and launch latency free: what CUDA graphs or an infinitely fast host could reach.
+    """The programs with host work, inputs and launch latency free: what CUDA graphs or an infinitely fast host could reach.
 
     Host tasks keep their order and their waits, so a blocking sync still holds back what is launched after it.
     """
@@ -40,7 +40,7 @@ def without_host(compiled: Compiled) -> Compiled:
     touches_host = (kinds[wiring.dep_index] == HOST) | (kinds[owner] == HOST)
     return replace(
         compiled,
-        duration_ps=np.where(kinds == HOST, 0, compiled.duration_ps),
+        duration_ps=np.where((kinds == HOST) | (kinds == INPUT), 0, compiled.duration_ps),
         dep_lag_ps=np.where(touches_host, 0, compiled.dep_lag_ps),
     )
 

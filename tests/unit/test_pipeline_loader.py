@@ -1,10 +1,15 @@
 """A data loader beside the step, against the closed form max(step, batch / workers)."""
 
+import json
+
 import pytest
 
 from perfmodel.api import predict_run
 from perfmodel.errors import ConfigError
 from perfmodel.pipeline.loader import LOADER_FAMILY, Loader, parse_loader
+from perfmodel.pipeline.prediction import Prediction
+from perfmodel.report.table import render_table
+from perfmodel.sim.breakdown import breakdowns
 
 MODEL = {
     "kind": "dlrm", "name": "small", "batch_size": 512, "dense_features": 13, "bottom_mlp": [64, 16], "top_mlp": [64, 1],
@@ -33,10 +38,42 @@ def test_what_waits_for_input_is_on_the_critical_path():
     found = run(loader=Loader(workers=2, batch_s=20 * step_s)).prediction
     shares = {part.cause: part.share_frac for part in found.critical_path}
     assert shares[LOADER_FAMILY] == pytest.approx(1.0, abs=0.01)
-    assert found.breakdown.host_bound_s > 0.85 * found.iteration_time_s
+    parts = found.breakdown
+    assert parts.input_s > 0.85 * found.iteration_time_s
+    assert parts.host_bound_s < 0.15 * found.iteration_time_s
     assert LOADER_FAMILY not in {
         part.cause for part in run(loader=Loader(workers=2, batch_s=step_s)).prediction.critical_path
     }
+
+
+@pytest.mark.parametrize("topology", ["a100", "dgx"])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("batch_s", [1e-5, 4e-3, 60e-3])
+def test_the_time_of_the_loader_has_a_part_of_its_own(topology, workers, batch_s):
+    """Parts in picoseconds add up to the iteration; without a loader, or with one that keeps up, its part is nothing."""
+    found = run(topology, loader=Loader(workers=workers, batch_s=batch_s))
+    plain = run(topology).prediction
+    for parts in breakdowns(found.steady.timeline):
+        assert parts.total_ps == found.steady.timeline.makespan_ps
+    for summary in found.prediction.ranks:
+        assert summary.breakdown.total_s == pytest.approx(found.prediction.iteration_time_s, rel=1e-9)
+    longer_s = found.prediction.iteration_time_s - plain.iteration_time_s
+    waited_s = found.prediction.breakdown.input_s
+    assert plain.breakdown.input_s == 0.0
+    # What the loader adds to the iteration is waited for, but for what the device still runs (some us), and no more than it takes.
+    assert longer_s - 20e-6 <= waited_s <= batch_s / max(workers, 1) + 1e-12
+    assert Prediction.from_json(found.prediction.to_json()) == found.prediction
+    shown = render_table(found.prediction)
+    assert ("loader" in shown.split("host-bound")[1].splitlines()[0]) == any(
+        rank.breakdown.input_s for rank in found.prediction.ranks
+    )
+
+
+def test_a_prediction_written_before_loaders_had_a_part_is_read():
+    body = json.loads(run().prediction.to_json())
+    for rank in body["ranks"]:
+        del rank["breakdown"]["input_s"]
+    assert Prediction.from_json(json.dumps(body)).breakdown.input_s == 0.0
 
 
 def test_without_workers_the_host_makes_the_batch_itself():
