@@ -60,7 +60,7 @@ def test_the_time_of_the_loader_has_a_part_of_its_own(topology, workers, batch_s
     longer_s = found.prediction.iteration_time_s - plain.iteration_time_s
     waited_s = found.prediction.breakdown.input_s
     assert plain.breakdown.input_s == 0.0
-    # What the loader adds to the iteration is waited for, but for what the device still runs (some us), and no more than it takes.
+    # What the loader adds to the iteration is waited for, but for some us in which the device still works.
     assert longer_s - 20e-6 <= waited_s <= batch_s / max(workers, 1) + 1e-12
     assert Prediction.from_json(found.prediction.to_json()) == found.prediction
     shown = render_table(found.prediction)
