@@ -7,24 +7,40 @@ fair), until one ends and the others speed up. Latency parts do not share anythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate
 from perfmodel.collectives.estimate import Fits, estimate_collectives
 from perfmodel.collectives.flows import max_min_rates
-from perfmodel.collectives.group import Group, first_by_nic, group_of
 from perfmodel.collectives.price import send_matrix
 from perfmodel.collectives.regime import PAIRWISE_OPS
-from perfmodel.topology import Link, Topology
+from perfmodel.collectives.ring_flows import ring_flows
+from perfmodel.collectives.units import MAX_GROUPS
+from perfmodel.topology import Topology
+from perfmodel.topology.flat import FloatArray, IntArray
 
 _DONE_S = 1e-15
-MAX_GROUPS = 4096  # of ranks, whose shares are remembered
+_MIXER = (
+    0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio, odd: multiples of it spread over all bits (Knuth, vol. 3, 6.4)
+)
+MAX_SETS = 256  # of groups at once, whose links in common are remembered
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Shares(NamedTuple):
+    """For each resource that a collective uses, the share of its bandwidth part during which it is busy: 1 for the busiest."""
+
+    resource: IntArray
+    busy: FloatArray
+
+
+_NOTHING = Shares(np.empty(0, dtype=np.int64), np.empty(0))
 
 
 def estimate_concurrent(
@@ -35,8 +51,11 @@ def estimate_concurrent(
     Raises what estimate_collective raises.
     """
     alone = estimate_collectives(calls, topology, fits=fits)
-    shares = [_busy_shares(call, topology) for call in calls]
-    ends = _finish([(e.latency_s, e.bandwidth_s) for e in alone], shares)
+    if any(call.op in PAIRWISE_OPS for call in calls):
+        uses = _uses([_busy_shares(call, topology) for call in calls])
+    else:
+        uses = _uses_of_rings(tuple(call.ranks for call in calls), topology)
+    ends = _finish([(e.latency_s, e.bandwidth_s) for e in alone], uses)
     return [_stretched(estimate, end) for estimate, end in zip(alone, ends, strict=True)]
 
 
@@ -53,84 +72,60 @@ def _stretched(alone: CollectiveEstimate, end_s: float) -> CollectiveEstimate:
     )
 
 
-@dataclass(slots=True)
-class _Load:
-    """Seconds that each shared resource is busy with one collective."""
-
-    busy_s: dict[str, float]
-
-    def add(self, links: Sequence[Link], n_bytes: float) -> None:
-        for link in links:
-            self.busy_s[link.resource] = self.busy_s.get(link.resource, 0.0) + n_bytes / link.bandwidth_bytes_per_s
-
-    def shares(self) -> dict[str, float]:
-        """Of the busiest resource's seconds."""
-        most = max(self.busy_s.values(), default=0.0)
-        return {name: busy / most for name, busy in self.busy_s.items()} if most else {}
-
-
-def _busy_shares(call: CollectiveCall, topology: Topology) -> dict[str, float]:
-    """For each resource the share of the collective's bandwidth part during which it is busy; 1 for the busiest."""
-    if call.n_ranks < 2:
-        return {}
+def _busy_shares(call: CollectiveCall, topology: Topology) -> Shares:
     if call.op not in PAIRWISE_OPS:
         return _ring_shares(call.ranks, topology)
-    load = _Load(busy_s={})
-    matrix = send_matrix(call)
-    for i, j in np.argwhere(matrix > 0):
-        load.add(topology.route(call.ranks[int(i)], call.ranks[int(j)]), float(matrix[i, j]))
-    return load.shares()
+    if call.n_ranks < 2:
+        return _NOTHING
+    matrix, ranks = send_matrix(call), np.array(call.ranks, dtype=np.int64)
+    i, j = np.nonzero(matrix > 0)
+    return _shares(topology, ranks[i], ranks[j], matrix[i, j])
 
 
 @lru_cache(maxsize=MAX_GROUPS)
-def _ring_shares(ranks: tuple[int, ...], topology: Topology) -> dict[str, float]:
+def _ring_shares(ranks: tuple[int, ...], topology: Topology) -> Shares:
     """`_busy_shares` of a collective on rings, whatever its bytes."""
-    load = _Load(busy_s={})
-    _add_rings(load, topology, group_of(topology, ranks))
-    return load.shares()
+    return _shares(topology, *ring_flows(topology, ranks)) if len(ranks) > 1 else _NOTHING
 
 
-def _add_rings(load: _Load, topology: Topology, group: Group) -> None:
-    """One byte round every ring of every unit, and from each unit to the next over its NICs."""
-    orders = group.intra.orders if group.intra else ()
-    for unit in group.units:
-        for order, share in _orders_of(unit, group.units[0], orders):
-            directions = 2 if len(orders) > 1 else 1
-            for first, second in pairwise((*order, order[0])):
-                load.add(topology.route(first, second), share / directions)
-                if directions == 2:
-                    load.add(topology.route(second, first), share / directions)
-    if group.n_units < 2:
-        return
-    for unit, following in zip(group.units, (*group.units[1:], group.units[0]), strict=True):
-        senders, receivers = first_by_nic(topology, unit), first_by_nic(topology, following)
-        n_flows = min(len(senders), len(receivers))
-        for first, second in zip(senders[:n_flows], receivers[:n_flows], strict=True):
-            load.add(topology.route(first, second), 1.0 / n_flows)
+def _shares(topology: Topology, first: IntArray, second: IntArray, n_bytes: FloatArray) -> Shares:
+    """Of so many bytes from each rank to the other at its place."""
+    crossed = topology.flat_routes.of(first, second)
+    resource, at = np.unique(crossed.resource, return_inverse=True)
+    busy_s = np.bincount(at.reshape(-1), weights=n_bytes[crossed.pair] / crossed.bandwidth_bytes_per_s)
+    return Shares(resource, busy_s / busy_s.max()) if len(resource) else _NOTHING
 
 
-def _orders_of(
-    unit: Sequence[int], model: Sequence[int], orders: Sequence[tuple[tuple[int, ...], float]]
-) -> list[tuple[tuple[int, ...], float]]:
-    """The rings of a unit: those of the unit that was searched, by place; the ranks in order where units differ in size."""
-    if len(unit) < 2:
-        return []
-    place = {rank: index for index, rank in enumerate(model)}
-    known = [(order, share) for order, share in orders if len(order) == len(unit) and set(order) <= set(place)]
-    return [(tuple(unit[place[rank]] for rank in order), share) for order, share in known] or [(tuple(unit), 1.0)]
+@lru_cache(maxsize=MAX_SETS)
+def _uses_of_rings(groups: Groups, topology: Topology) -> FloatArray:
+    return _uses([_ring_shares(ranks, topology) for ranks in groups])
 
 
-def _finish(parts: Sequence[tuple[float, float]], shares: Sequence[Mapping[str, float]]) -> list[float]:
-    """End of each collective (s) from its (latency, bandwidth) parts and the shares of links that it keeps busy."""
-    names = sorted({name for share in shares for name in share})
-    column = {name: number for number, name in enumerate(names)}
-    n = len(parts)
-    # One private column each keeps a speed at or below that of running alone.
-    uses = np.zeros((n, len(names) + n))
-    for row, share in enumerate(shares):
-        uses[row, len(names) + row] = 1.0
-        for name, value in share.items():
-            uses[row, column[name]] = value
+def _uses(shares: Sequence[Shares]) -> FloatArray:
+    """By collective and resource the share of its time that it keeps the resource busy.
+
+    Resources that all use alike fill up together, so one of them stands for all. One private resource each keeps a speed at or
+    below that of running alone.
+    """
+    names, column = np.unique(np.concatenate([share.resource for share in shares]), return_inverse=True)
+    row = np.repeat(np.arange(len(shares)), [len(share.resource) for share in shares])
+    uses = np.zeros((len(names), len(shares)))
+    uses[column.reshape(-1), row] = np.concatenate([share.busy for share in shares])
+    return np.concatenate([_different_rows(uses).T, np.eye(len(shares))], axis=1)
+
+
+def _different_rows(rows: FloatArray) -> FloatArray:
+    """Each row once. By a sum over its bits, which equal rows share; np.unique would sort whole rows, 20 times as slow."""
+    bits = rows.view(np.int64)
+    mixed = (bits ^ (bits >> 29)) @ np.array([pow(_MIXER, at + 1, 2**63) for at in range(bits.shape[1])])
+    _, first, at = np.unique(mixed, return_index=True, return_inverse=True)
+    if np.array_equal(rows[first][at.reshape(-1)], rows):
+        return rows[first]
+    return np.unique(rows, axis=0)  # different rows with one sum
+
+
+def _finish(parts: Sequence[tuple[float, float]], uses: FloatArray) -> list[float]:
+    """End of each collective (s) from its (latency, bandwidth) parts and its uses of resources."""
     begins = np.array([latency for latency, _ in parts])
     left = np.array([bandwidth for _, bandwidth in parts])
     ends, clock = begins.copy(), 0.0
@@ -140,7 +135,7 @@ def _finish(parts: Sequence[tuple[float, float]], shares: Sequence[Mapping[str, 
         if not len(running):
             clock = float(waiting.min())
             continue
-        speeds: NDArray[np.float64] = max_min_rates(uses[running], np.ones(uses.shape[1]))
+        speeds: FloatArray = max_min_rates(uses[running], np.ones(uses.shape[1]))
         step = float((left[running] / speeds).min())
         if len(waiting):
             step = min(step, float(waiting.min()) - clock)

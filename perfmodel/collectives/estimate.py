@@ -64,15 +64,44 @@ def estimate_collective(  # noqa: PLR0913 -- the room's one door
 def estimate_collectives(
     calls: Sequence[CollectiveCall], topology: Topology, *, fits: Fits | None = None
 ) -> list[CollectiveEstimate]:
-    """estimate_collective of every call, in order; equal calls are priced once, and the database is looked at once."""
+    """estimate_collective of every call, in order; equal calls are priced once, and the database is looked at once.
+
+    So are rings on groups that differ in names alone (the replicas of each tensor rank of a stage).
+    """
     fit, wires = (fits.get(topology.fabric), None) if fits is not None else (None, None)
     if fits is None:
         fit, wires = load_fabric(topology.fabric), load_wires()
     priced: dict[CollectiveCall, CollectiveEstimate] = {}
+    first_of: dict[object, CollectiveCall] = {}
     for call in calls:
         if call not in priced:
-            priced[call] = _estimate(call, topology, fit, wires, (None, None))
+            sort = _sort_of(call, topology)
+            twin = first_of.setdefault(sort, call)
+            found = _estimate(call, topology, fit, wires, (None, None)) if twin is call else priced[twin]
+            priced[call] = _renamed(found, twin, call, topology)
     return [priced[call] for call in calls]
+
+
+def _sort_of(call: CollectiveCall, topology: Topology) -> object:
+    """Equal for rings whose prices differ in the name of a link alone; an exchange of pairs is of its own sort."""
+    check_call(call, topology)
+    if call.op in PAIRWISE_OPS or call.n_ranks == 1:
+        return call
+    kind = topology.host_kind(topology.ranks[call.ranks[0]].host)
+    return call.op, call.bytes, call.dtype, kind, group_of(topology, call.ranks).likeness
+
+
+def _renamed(
+    found: CollectiveEstimate, twin: CollectiveCall, call: CollectiveCall, topology: Topology
+) -> CollectiveEstimate:
+    """The estimate of a call's twin with the link of the call's own group that limits it."""
+    if twin is call:
+        return found
+    theirs, own = (group_of(topology, each.ranks) for each in (twin, call))
+    for lane, same in ((theirs.intra, own.intra), (theirs.inter, own.inter)):
+        if lane is not None and same is not None and found.bottleneck == lane.link.name:
+            return replace(found, bottleneck=same.link.name)
+    return found
 
 
 @lru_cache(maxsize=65536)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.collectives.flows import Flow, capacities, finish_times, flow_of
-from perfmodel.collectives.group import Group, Unit, unit_shape
+from perfmodel.collectives.group import Group
+from perfmodel.collectives.units import Unit, units_of
 from perfmodel.topology import Link, Topology
 
 MAX_EXACT_RANKS = 16
@@ -87,10 +88,11 @@ def _by_ends(topology: Topology, group: Group, ranks: Sequence[int], send_bytes:
     sent, received = send_bytes.sum(axis=1), send_bytes.sum(axis=0)
     worst: tuple[float, str] = (0.0, "")
     seen: set[object] = set()
+    shapes = units_of(topology, tuple(ranks)).shape.tolist()
     for number, (unit, index) in enumerate(zip(group.units, indices, strict=True)):
         inside = send_bytes[np.ix_(index, index)]
         out, back = sent[index] - inside.sum(axis=1), received[index] - inside.sum(axis=0)
-        key = (unit_shape(topology, unit), inside.tobytes(), out.tobytes(), back.tobytes())
+        key = (shapes[number], inside.tobytes(), out.tobytes(), back.tobytes())
         if key in seen:
             continue
         seen.add(key)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.collectives.rings import Lane, best_rings
-from perfmodel.topology import Link, LinkKind, PathKind, RankPlace, Topology
+import numpy as np
 
-Unit = tuple[int, ...]
+from perfmodel.collectives.rings import Lane, best_rings
+from perfmodel.collectives.units import MAX_GROUPS, Unit, Units, units_of
+from perfmodel.topology import Link, LinkKind, PathKind, Topology
+
 _NETWORK_KINDS = frozenset({LinkKind.INFINIBAND, LinkKind.ROCE, LinkKind.TCP})
 # A RoCE port slower than this is an EFA card (15.5 us half a round trip, AWS 2019), not a NIC of 1-2 us.
 EFA_PORT_S = 5e-6
@@ -45,20 +47,28 @@ class Group:
         return len(self.units)
 
     @property
+    def likeness(self) -> tuple[object, ...]:
+        """What a ring's or tree's price follows from: everything but names and numbers of ranks, hosts and links."""
+        sizes = [len(unit) for unit in self.units]
+        lanes = [lane and lane.likeness for lane in (self.intra, self.inter)]
+        return self.n_ranks, self.n_units, min(sizes), max(sizes), *lanes, self.n_nics, self.transport, self.device
+
+    @property
     def per_unit(self) -> int:
         """Ranks of the fullest unit."""
         return max(len(unit) for unit in self.units)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=MAX_GROUPS)
 def group_of(topology: Topology, ranks: tuple[int, ...]) -> Group:
     """The group's units and lanes. Raises TopologyError where two members have no path."""
-    units = _units([topology.ranks[rank] for rank in ranks])
-    inter, n_nics = _inter_lane(topology, units) if len(units) > 1 else (None, 0)
+    flat = units_of(topology, ranks)
+    units = flat.tuples()
+    inter, n_nics = _inter_lane(topology, flat) if len(units) > 1 else (None, 0)
     return Group(
         n_ranks=len(ranks),
         units=units,
-        intra=_intra_lane(topology, units),
+        intra=_intra_lane(topology, flat),
         inter=inter,
         n_nics=n_nics,
         transport=_transport(topology, units) if len(units) > 1 else "",
@@ -76,47 +86,24 @@ def _transport(topology: Topology, units: Sequence[Unit]) -> str:
     return cards[0].kind.value
 
 
-def _units(places: Sequence[RankPlace]) -> tuple[Unit, ...]:
-    hosts_of_domain: dict[int, set[int]] = {}
-    for place in places:
-        hosts_of_domain.setdefault(place.nvlink_domain, set()).add(place.host)
-    wide = {domain for domain, hosts in hosts_of_domain.items() if len(hosts) > 1}
-    units: dict[tuple[bool, int], list[int]] = {}
-    for place in places:
-        key = (True, place.nvlink_domain) if place.nvlink_domain in wide else (False, place.host)
-        units.setdefault(key, []).append(place.rank)
-    return tuple(tuple(members) for members in units.values())
-
-
-def unit_shape(topology: Topology, unit: Unit) -> tuple[tuple[int, int, int], ...]:
-    """Equal for units that are equal parts of equal hosts, in equal order."""
-    places = [topology.ranks[rank] for rank in unit]
-    first = places[0].host
-    return tuple((topology.host_kind(p.host), p.host - first, p.local_rank) for p in places)
-
-
-def _intra_lane(topology: Topology, units: Sequence[Unit]) -> Lane | None:
-    kinds = {unit_shape(topology, unit): unit for unit in reversed(units) if len(unit) > 1}
-    lanes = [best_rings(topology, unit) for unit in kinds.values()]
+def _intra_lane(topology: Topology, units: Units) -> Lane | None:
+    sizes = units.size
+    examples = [at for at in units.examples.tolist() if sizes[at] > 1]
+    lanes = [best_rings(topology, units.at(at)) for at in examples]
     return min(lanes, key=lambda lane: (lane.bus_bytes_per_s, lane.link.name), default=None)
 
 
-def _inter_lane(topology: Topology, units: Sequence[Unit]) -> tuple[Lane, int]:
+def _inter_lane(topology: Topology, units: Units) -> tuple[Lane, int]:
     """The lane from each unit to the next, the slowest of them, and the fewest NICs that a unit uses."""
-    steps: dict[tuple[object, ...], tuple[Unit, Unit]] = {}
-    for unit, following in zip(units, (*units[1:], units[0]), strict=True):
-        key = (unit_shape(topology, unit), unit_shape(topology, following), _same_leaf(topology, unit[0], following[0]))
-        steps.setdefault(key, (unit, following))
-    lanes = [_step_lane(topology, *step) for step in steps.values()]
+    n_units = len(units.shape)
+    following = np.roll(np.arange(n_units), -1)
+    leaf = topology.columns.leaf[units.first]
+    same_leaf = (leaf == leaf[following]) & (leaf >= 0)
+    step = (units.shape * n_units + units.shape[following]) * 2 + same_leaf
+    examples = np.sort(np.unique(step, return_index=True)[1]).tolist()
+    lanes = [_step_lane(topology, units.at(at), units.at(int(following[at]))) for at in examples]
     slowest = min(lanes, key=lambda lane: (lane[0].bus_bytes_per_s, lane[0].link.name))
     return slowest[0], min(n_nics for _, n_nics in lanes)
-
-
-def _same_leaf(topology: Topology, first: int, second: int) -> bool:
-    nics = topology.ranks[first].nics, topology.ranks[second].nics
-    if not (nics[0] and nics[1]):
-        return False
-    return topology.network.leaf_of(nics[0][0]) == topology.network.leaf_of(nics[1][0])
 
 
 def _step_lane(topology: Topology, unit: Unit, following: Unit) -> tuple[Lane, int]:

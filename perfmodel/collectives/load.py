@@ -14,10 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.collectives.call import CollectiveCall, bus_factor
-from perfmodel.collectives.group import Group, Unit, first_by_nic, group_of
+from perfmodel.collectives.group import Group, first_by_nic, group_of
 from perfmodel.collectives.price import send_matrix
 from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.collectives.rings import Lane, best_rings
+from perfmodel.collectives.units import Unit
 from perfmodel.topology import PathKind, Topology
 
 # One transfer: sender, receiver, bytes.

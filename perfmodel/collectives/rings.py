@@ -39,6 +39,13 @@ class Lane:
     kind: PathKind
     orders: tuple[tuple[Order, float], ...]
 
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """All but the names of links and the numbers of ranks."""
+        link = self.link
+        rates = link.bandwidth_bytes_per_s, link.raw_bandwidth_bytes_per_s, link.latency_s, link.n_lanes
+        return self.bus_bytes_per_s, self.hop_s, self.kind, link.kind, *rates
+
 
 def best_rings(topology: Topology, ranks: Sequence[int]) -> Lane:
     """The rings of one unit of two ranks or more. Raises TopologyError where two of them have no path."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import InfeasiblePlanError
-
-MAX_GROUPINGS = 1024  # ways to divide ranks into groups that are remembered; an autotuner asks for the same ones again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,22 @@ class Mesh:
 
     def group(self, rank: int, *dims: str) -> tuple[int, ...]:
         """The ranks that differ from `rank` in these dimensions alone, with it, ascending."""
-        return _groups(tuple(self.sizes.items()), frozenset(dims))[rank]
+        inside = [dim for dim in self.sizes if dim in dims]
+        first = rank - sum(self.coordinate(rank, dim) * self.stride(dim) for dim in inside)
+        found = np.array([first])
+        for dim in inside:
+            found = (found[:, np.newaxis] + np.arange(self.size(dim)) * self.stride(dim)).reshape(-1)
+        return tuple(found.tolist())
+
+    def partition(self, members: NDArray[np.int64], *dims: str) -> NDArray[np.int64]:
+        """All ranks at some places of the other dimensions, divided into their groups along `dims`: [groups, ranks].
+
+        `members` are those ranks, ascending. Groups are ascending, and so are their first ranks.
+        """
+        inside = [dim for dim in self.sizes if dim in dims]
+        within = sum((members // self.stride(dim) % self.size(dim) * self.stride(dim) for dim in inside), 0 * members)
+        rows: NDArray[np.int64] = members[np.argsort(members - within, kind="stable")]
+        return rows.reshape(-1, self.size(*inside))
 
     def members(self, dim: str, index: int) -> tuple[int, ...]:
         """All ranks at `index` of a dimension, ascending."""
@@ -53,21 +66,6 @@ class Mesh:
         block = stride * self.size(dim)
         firsts = range(index * stride, self.n_ranks, block)
         return tuple(rank for first in firsts for rank in range(first, first + stride))
-
-
-@lru_cache(maxsize=MAX_GROUPINGS)
-def _groups(sizes: tuple[tuple[str, int], ...], dims: frozenset[str]) -> tuple[tuple[int, ...], ...]:
-    """By rank, the ranks that differ from it in these dimensions alone, ascending; the same object for all of a group."""
-    shape = [size for _, size in sizes]
-    inside = [axis for axis, (name, _) in enumerate(sizes) if name in dims]
-    outside = [axis for axis in range(len(shape)) if axis not in inside]
-    n_members = math.prod(shape[axis] for axis in inside)
-    rows = np.arange(math.prod(shape)).reshape(shape).transpose(outside + inside).reshape(-1, n_members)
-    found: list[tuple[int, ...]] = [()] * rows.size
-    for row in map(tuple, rows.tolist()):
-        for rank in row:
-            found[rank] = row
-    return tuple(found)
 
 
 def mesh_of(sizes: Mapping[str, int], n_ranks: int) -> Mesh:

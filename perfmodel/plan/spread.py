@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
@@ -19,6 +22,7 @@ from perfmodel.plan.segments import Groups
 from perfmodel.plan.sharded_states import Unit, units_of
 from perfmodel.plan.stages import Stage, cut
 from perfmodel.plan.tensor_parallel import tensor_parallel
+from perfmodel.plan.touches import Touches
 from perfmodel.plan.v_schedule import rank_of, virtual_of
 
 Group = tuple[int, ...]
@@ -86,7 +90,8 @@ class Spread:
 
     def _parts(self, facts: GraphFacts, n_cuts: int) -> tuple[Chunk, ...]:
         if n_cuts > 1:
-            stages = cut(self.local, n_cuts, self.plan.pipeline.blocks)
+            touches = facts.derived("touches", partial(Touches, self.local))
+            stages = cut(self.local, n_cuts, self.plan.pipeline.blocks, touches)
         else:
             stages = (Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=()),)
         return tuple(Chunk(stage=part, facts=GraphFacts(part.graph), events=facts.op_events) for part in stages)
@@ -158,37 +163,35 @@ class Spread:
 def _groups(sizes: tuple[tuple[str, int], ...], n_shards: int, stage: int, rank: int) -> Groups:
     """`Spread.groups` on a mesh of these sizes; plans of an autotuner ask for the same ones again and again."""
     mesh = Mesh(sizes=dict(sizes))
-
-    def along(*dims: str) -> Callable[[int], Group]:
-        return lambda rank: mesh.group(rank, *dims)
-
-    def shard(rank: int) -> Group:
-        replicas = mesh.group(rank, *REPLICAS)
-        first = replicas.index(rank) // n_shards * n_shards
-        return replicas[first : first + n_shards]
-
-    def copies(rank: int) -> Group:
-        replicas = mesh.group(rank, *REPLICAS)
-        return replicas[replicas.index(rank) % n_shards :: n_shards]
-
-    find: dict[str, Callable[[int], Group]] = {
-        "tp": along("tp"), "cp": along("cp"), "ep": along("ep"), "dp": along(*REPLICAS), "experts": along(*EXPERT_REPLICAS),
-        "shard": shard, "copies": copies,
-    }  # fmt: skip
-    members = mesh.members("pp", stage)
-    of = {name: group_of(rank) for name, group_of in find.items()}
-    return Groups(of=of, siblings={name: _others(of[name], group_of, members) for name, group_of in find.items()})
+    members = np.array(mesh.members("pp", stage))
+    replicas = mesh.partition(members, *REPLICAS)
+    # Ranks that states are divided between lie side by side in the group of replicas.
+    blocks = replicas.reshape(len(replicas), -1, n_shards)
+    rows = {
+        "tp": mesh.partition(members, "tp"),
+        "cp": mesh.partition(members, "cp"),
+        "ep": mesh.partition(members, "ep"),
+        "dp": replicas,
+        "experts": mesh.partition(members, *EXPERT_REPLICAS),
+        "shard": _by_first(blocks.reshape(-1, n_shards)),
+        "copies": _by_first(blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])),
+    }
+    found = {name: _own_and_others(groups, rank) for name, groups in rows.items()}
+    return Groups(
+        of={name: own for name, (own, _) in found.items()},
+        siblings={name: others for name, (_, others) in found.items()},
+    )
 
 
-def _others(own: Group, find: Callable[[int], Group], members: Group) -> tuple[Group, ...]:
-    """The groups of the members that are not in `own`, each once."""
-    seen, found = set(own), []
-    for rank in members:
-        if rank not in seen:
-            group = find(rank)
-            seen.update(group)
-            found.append(group)
-    return tuple(found)
+def _by_first(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[np.argsort(rows[:, 0])]
+
+
+def _own_and_others(rows: NDArray[np.int64], rank: int) -> tuple[Group, tuple[Group, ...]]:
+    """The group of a rank, and the others."""
+    groups = [tuple(row) for row in rows.tolist()]
+    own = groups.pop(int(np.flatnonzero((rows == rank).any(axis=1))[0]))
+    return own, tuple(groups)
 
 
 def units_in(chunk: Chunk, wrap: tuple[str, ...], experts: frozenset[str] = frozenset()) -> tuple[Unit, ...]:

@@ -1,9 +1,11 @@
 """An order of all tasks in which whatever a task, or any member of its group, waits for stands before it.
 
-Rank programs usually meet their collectives in one common order. Then running every program up to its next collective,
-and the collective once all members have come to it, yields the order in as many steps as there are collectives.
-Programs that cross (two collectives on two streams, issued in different orders) are legal too: they take the general
-way, which also finds true deadlocks.
+Deps point backwards, so what a program has before a task is enough for it, but for collectives that wait for other programs.
+Running every program up to its next collective with members elsewhere, leaving that behind until all of them have come to it,
+and going on up to the first task that waits for one left behind yields the order in as many steps as there are such
+collectives, also where two programs issue two of them in different orders (a stage of a pipeline sends forwards before it
+receives backwards, its neighbour the other way round). What does not come to its end so takes the general way, which also
+finds true deadlocks.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.loops import compiled_loop, use_numba
@@ -71,31 +74,72 @@ def sweep_order(wiring: Wiring) -> IntArray:
 
 
 def _common_order(wiring: Wiring) -> IntArray:
-    """Runs each program up to its next collective; stops short if two programs meet collectives in different orders."""
-    offsets = wiring.offsets.tolist()
-    meets = np.flatnonzero(wiring.group >= 0)
-    bounds = np.searchsorted(meets, wiring.offsets).tolist()
-    meet_at = meets.tolist()
-    group_at = wiring.group[meets].tolist()
+    """Runs each program as far as the collectives left behind allow; stops short where each waits for another like that."""
+    meets = np.flatnonzero(_meets_others(wiring))
+    cursors = np.searchsorted(meets, wiring.offsets).tolist()
+    group_of, until_of = wiring.group[meets].tolist(), _first_waiting(wiring, meets).tolist()
     missing = np.diff(wiring.group_ptr).tolist()
-    parked: dict[int, list[int]] = {}
-    position, cursor = offsets[:-1], bounds[:-1]
+    run = _Programs(meets.tolist(), wiring.offsets.tolist(), cursors)
     pieces: list[IntArray] = []
-    runnable = list(range(len(position) - 1, -1, -1))
+    runnable = list(range(len(cursors) - 2, -1, -1))
+    behind: dict[int, list[tuple[int, int]]] = {}  # by group: (class, meet) of members that have come to it
     while runnable:
         cls = runnable.pop()
-        if cursor[cls] == bounds[cls + 1]:
-            pieces.append(np.arange(position[cls], offsets[cls + 1], dtype=np.int64))
+        meet = run.advance(cls, pieces)
+        if meet < 0:
             continue
-        task, group = meet_at[cursor[cls]], group_at[cursor[cls]]
-        pieces.append(np.arange(position[cls], task, dtype=np.int64))
-        position[cls], cursor[cls] = task + 1, cursor[cls] + 1
-        parked.setdefault(group, []).append(cls)
+        runnable.append(cls)
+        group = group_of[meet]
         missing[group] -= 1
-        if missing[group] == 0:
-            pieces.append(wiring.group_member[wiring.group_ptr[group] : wiring.group_ptr[group + 1]])
-            runnable += reversed(parked.pop(group))
+        if missing[group]:
+            run.waiting[cls][meet] = until_of[meet]
+            behind.setdefault(group, []).append((cls, meet))
+            continue
+        pieces.append(wiring.group_member[wiring.group_ptr[group] : wiring.group_ptr[group + 1]])
+        for other, left in reversed(behind.pop(group)):
+            del run.waiting[other][left]
+            runnable.append(other)
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+
+class _Programs:
+    """How far each program has run, and the first task that waits for each of the collectives it left behind."""
+
+    def __init__(self, meets: list[int], offsets: list[int], cursors: list[int]) -> None:
+        self._meets, self._ends, self._last = meets, offsets[1:], cursors[1:]
+        self._position, self._cursor = offsets[:-1], cursors[:-1]
+        self.waiting: list[dict[int, int]] = [{} for _ in self._ends]
+
+    def advance(self, cls: int, pieces: list[IntArray]) -> int:
+        """Adds the tasks up to the next collective with members elsewhere, and returns its number; -1 if none is reached."""
+        stop = min((self._ends[cls], *self.waiting[cls].values()))
+        meet = self._cursor[cls]
+        reached = meet < self._last[cls] and self._meets[meet] < stop
+        until = self._meets[meet] if reached else stop
+        if until > self._position[cls]:
+            pieces.append(np.arange(self._position[cls], until, dtype=np.int64))
+        self._position[cls] = until + reached
+        self._cursor[cls] += reached
+        return meet if reached else -1
+
+
+def _meets_others(wiring: Wiring) -> NDArray[np.bool_]:
+    """Whether each task is a member of a group that has others: the rest run like lone tasks."""
+    alone = np.append(np.diff(wiring.group_ptr) < 2, True)  # the last is that of -1, no group
+    return ~alone[wiring.group]
+
+
+def _first_waiting(wiring: Wiring, tasks: IntArray) -> IntArray:
+    """The first task that waits for each of `tasks` itself; the number of all tasks where none does."""
+    number = np.full(wiring.n_tasks, -1, dtype=np.int64)
+    number[tasks] = np.arange(len(tasks))
+    owner = np.repeat(np.arange(wiring.n_tasks), np.diff(wiring.dep_ptr))
+    behind = np.flatnonzero(wiring.prev >= 0)
+    source = number[np.concatenate([wiring.dep_index, wiring.prev[behind]])]
+    target = np.concatenate([owner, behind])[source >= 0]
+    first = np.full(len(tasks), wiring.n_tasks, dtype=np.int64)
+    np.minimum.at(first, source[source >= 0], target)
+    return first
 
 
 class Links(NamedTuple):

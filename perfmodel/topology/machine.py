@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.topology.bottleneck import find_bottleneck
 from perfmodel.topology.check import check_host
 from perfmodel.topology.fabric import fabric_name
+from perfmodel.topology.flat import FlatRoutes, RankColumns, rank_columns
 from perfmodel.topology.host import NVSWITCH, Host
 from perfmodel.topology.link import Bottleneck, Link, PairInfo, PathKind, RankPlace
 from perfmodel.topology.network import Network
@@ -128,6 +130,22 @@ class Topology:
         """Number of the kind of a host: hosts of one kind are equal."""
         return self._kind_of_host[host]
 
+    def rail_of(self, place: RankPlace) -> int:
+        """Which of its host's training NICs a rank uses first; -1 where it has none."""
+        if not place.nics:
+            return -1
+        return self._nics[self._kind_of_host[place.host]].training.index(place.nics[0].split("/")[1])
+
+    @cached_property
+    def columns(self) -> RankColumns:
+        """The ranks as arrays."""
+        return rank_columns(self)
+
+    @cached_property
+    def flat_routes(self) -> FlatRoutes:
+        """Routes of many pairs at once."""
+        return FlatRoutes(self)
+
     def bottleneck(self, group: Sequence[int]) -> Bottleneck | None:
         """The link that limits a group when each member sends as much to every other; None for a single rank."""
         return find_bottleneck(self, group)
@@ -136,9 +154,9 @@ class Topology:
         """Raises TopologyError for a rank that does not exist or appears twice, and for an empty group."""
         if not ranks:
             raise TopologyError(f"{self.name}: a group needs at least one rank")
-        wrong = [rank for rank in ranks if not 0 <= rank < self.n_ranks]
-        if wrong:
-            raise TopologyError(f"{self.name}: rank {wrong[0]} does not exist, allowed 0 to {self.n_ranks - 1}")
+        if min(ranks) < 0 or max(ranks) >= self.n_ranks:
+            wrong = next(rank for rank in ranks if not 0 <= rank < self.n_ranks)
+            raise TopologyError(f"{self.name}: rank {wrong} does not exist, allowed 0 to {self.n_ranks - 1}")
         if len(set(ranks)) != len(ranks):
             raise TopologyError(f"{self.name}: a rank is twice in the group {list(ranks)}")
 

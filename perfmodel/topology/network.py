@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfmodel.config.topology import NetworkSpec
 from perfmodel.errors import TopologyError
 from perfmodel.topology.link import Link, LinkKind, NodeKind
@@ -27,6 +30,7 @@ class Network:
     def __init__(self, spec: NetworkSpec, nics: Sequence[HostNics]) -> None:
         self.spec = spec
         self._nics = nics
+        self._most_rails = max((len(host.training) for host in nics), default=0)
         self._switch_s = SWITCH_S if spec.switch_latency is None else spec.switch_latency
         self._uplinks: dict[str, tuple[float, float, int, LinkKind]] = {}
         for host, host_nics in enumerate(nics):
@@ -49,6 +53,17 @@ class Network:
             return "net/leaf0"
         block = host // self.spec.nodes_per_leaf
         return f"net/leaf{block}.{rail}" if self.spec.rails else f"net/leaf{block}"
+
+    def leaf_numbers(self, host: NDArray[np.int64], rail: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A number for the leaf of each host's NIC at a rail, equal where `leaf_of` is equal."""
+        if self.spec.kind == "switch":
+            return np.zeros_like(host)
+        block = host // self.spec.nodes_per_leaf
+        return block * max(self._most_rails, 1) + rail if self.spec.rails else block
+
+    def uplink_bytes_per_s(self, nic: str) -> float:
+        """Bandwidth of the uplink of a NIC's leaf, each way."""
+        return self._uplink(self.leaf_of(nic), outward=True).bandwidth_bytes_per_s
 
     def leaf_of(self, nic: str) -> str:
         """Leaf switch of a NIC named `h<host>/<nic>`."""
