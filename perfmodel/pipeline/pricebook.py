@@ -17,7 +17,16 @@ from perfmodel.kernels import calls_of, host_cost_s, kinds_of, price
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
-from perfmodel.plan.columns import ChainedOps, EventColumns, OpRun, collective_of, columns_of, joined
+from perfmodel.plan.columns import (
+    ChainedOps,
+    EventColumns,
+    OpRun,
+    Splices,
+    collective_of,
+    columns_of,
+    joined,
+    splices_of,
+)
 from perfmodel.plan.events import Event
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
@@ -77,12 +86,29 @@ class PricedClasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Places:
-    """Where a sequence of events finds its prices: the row of each of its ops."""
+    """Where sequences of events, one behind the other, find their prices: the row of each of their ops.
 
-    events: object  # held, so that its identity is not reused
+    They begin at `first`; `parts` are the columns of each, and what follows from it.
+    """
+
+    held: object  # what they were found for, so that its identity is not reused
     columns: EventColumns
     rows: IntArray
-    derived: dict[Hashable, Any]
+    first: IntArray
+    parts: tuple[tuple[EventColumns, dict[Hashable, Any]], ...]
+
+
+def _in_a_row(places: Sequence[_Places]) -> _Places:
+    """The places of single sequences, one behind the other."""
+    if len(places) == 1:
+        return places[0]
+    return _Places(
+        held=places,
+        columns=joined([place.columns for place in places]),
+        rows=np.concatenate([place.rows for place in places]),
+        first=np.cumsum([0, *(place.columns.size for place in places)]),
+        parts=tuple(place.parts[0] for place in places),
+    )
 
 
 class _Columns:
@@ -153,14 +179,13 @@ class PriceBook:
             raise ValueError("sequences of events on a CPU are priced one by one")
         with self._lock:
             self._make_room()
-            places = [self._places.get(id(events)) or self._place(events, remember=remember) for events in sequences]
-            return self._prices(places, collectives, issue_s or {})
+            return self._prices(self._find(sequences, remember=remember), collectives, issue_s or {})
 
     def prices_in(self, columns: EventColumns, collectives: Mapping[int, Estimate]) -> Prices:
         """Prices of events by their columns, on a CUDA device."""
         with self._lock:
             self._make_room()
-            return self._prices([self._placed(columns, columns)], collectives, {}).whole
+            return self._prices(self._place(columns, columns, remember=False), collectives, {}).whole
 
     def _make_room(self) -> None:
         """Forgets what is too much to remember, and on a CPU all: there an op costs what ran before it makes it cost."""
@@ -169,16 +194,30 @@ class PriceBook:
         elif self._n_remembered > MAX_EVENTS:
             self._places, self._n_remembered = {}, 0
 
-    def _place(self, events: Sequence[Event], *, remember: bool) -> _Places:
-        found = self._placed(events, columns_of(events))
-        if remember and self.device.kind == "cuda":
-            self._places[id(events)] = found
-            self._n_remembered += found.columns.size
-        return found
+    def _find(self, sequences: Sequence[Sequence[Event]], *, remember: bool) -> _Places:
+        splices, known = splices_of(sequences), self._places
+        if splices is not None:
+            return known.get(id(splices)) or self._place(splices, splices.columns, remember=remember)
+        return _in_a_row(
+            [
+                known.get(id(events)) or self._place(events, columns_of(events), remember=remember)
+                for events in sequences
+            ]
+        )
 
-    def _placed(self, held: object, columns: EventColumns) -> _Places:
-        rows = self._own_rows(columns.ops) if self.device.kind == "cpu" else self._rows_of(columns.ops)
-        return _Places(events=held, columns=columns, rows=rows, derived={})
+    def _place(self, held: object, columns: EventColumns, *, remember: bool) -> _Places:
+        splices = held if isinstance(held, Splices) else None
+        found = _Places(
+            held=held,
+            columns=columns,
+            rows=self._own_rows(columns.ops) if self.device.kind == "cpu" else self._rows_of(columns.ops),
+            first=np.array([0, columns.size]) if splices is None else splices.first,
+            parts=tuple((own, {}) for own in ([columns] if splices is None else splices.parts())),
+        )
+        if remember and self.device.kind == "cuda":
+            self._places[id(held)] = found
+            self._n_remembered += columns.size
+        return found
 
     def _own_rows(self, ops: Sequence[Op]) -> IntArray:
         """The row of each op object, one for each."""
@@ -208,10 +247,10 @@ class PriceBook:
         return rows
 
     def _prices(
-        self, places: Sequence[_Places], collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
+        self, places: _Places, collectives: Mapping[int, Estimate], issue_s: Mapping[int, float]
     ) -> PricedClasses:
-        columns = joined([place.columns for place in places])
-        of_ops = self._rows.at(np.concatenate([place.rows for place in places]))
+        columns, first = places.columns, places.first
+        of_ops = self._rows.at(places.rows)
         more_rows, more_kernels, number = self._of_collectives(columns, collectives, issue_s)
         rows = {name: np.empty(columns.size, dtype=column.dtype) for name, column in of_ops.items()}
         for name, column in rows.items():
@@ -223,18 +262,17 @@ class PriceBook:
         for name, column in kernels.items():
             column[begins[columns.collective_at]] = more_kernels[name][number]
         rows["first_kernel"] = begins
-        first = np.cumsum([0, *(place.columns.size for place in places)])
         names = tuple(self._names)
-        whole = Prices(rows=rows, kernels=kernels, names=names, columns=columns, derived=places[0].derived)
-        if len(places) == 1:
+        whole = Prices(rows=rows, kernels=kernels, names=names, columns=columns, derived=places.parts[0][1])
+        if len(places.parts) == 1:
             return PricedClasses(whole=whole, parts=(whole,), first_event=first)
         edges = np.append(begins, len(kernels["time_s"]))[first].tolist()
         parts = []
-        for i, place in enumerate(places):
+        for i, (own, derived) in enumerate(places.parts):
             mine = {name: column[first[i] : first[i + 1]] for name, column in rows.items()}
             mine["first_kernel"] = mine["first_kernel"] - edges[i]
             cut = {name: column[edges[i] : edges[i + 1]] for name, column in kernels.items()}
-            parts.append(Prices(rows=mine, kernels=cut, names=names, columns=place.columns, derived=place.derived))
+            parts.append(Prices(rows=mine, kernels=cut, names=names, columns=own, derived=derived))
         return PricedClasses(whole=whole, parts=tuple(parts), first_event=first)
 
     def _kernels_of(self, first: IntArray, n_kernels: IntArray, begins: IntArray) -> dict[str, NDArray[np.generic]]:

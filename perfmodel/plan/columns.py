@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph import Op
-from perfmodel.plan.events import Collective, Event
+from perfmodel.plan.events import Collective, Event, waiting
 
 EXCHANGED = 1 << 43  # storages from here on may be filled by an exchange of the iteration before
 
@@ -131,6 +131,63 @@ def _exchanged(events: Sequence[Event], collectives: Sequence[Event]) -> Iterato
             yield from ((number, storage, False) for storage in sorted(event.reads & filled))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JoinedColumns:
+    """Columns of sequences of events that stand one behind the other.
+
+    Attributes:
+        columns: of all.
+        first, first_op: the place of the first event of each sequence, and of the first of its ops among all; the last entry
+            is the number of all.
+        ops: of each sequence, in its own order.
+    """
+
+    columns: EventColumns
+    first: IntArray
+    first_op: IntArray
+    ops: tuple[Sequence[Op], ...]
+
+    def op_at(self, number: int) -> IntArray:
+        """Where the ops of one sequence stand in it."""
+        found: IntArray = self.columns.op_at[self.first_op[number] : self.first_op[number + 1]] - self.first[number]
+        return found
+
+    def part(self, number: int) -> EventColumns:
+        """The columns of one sequence."""
+        window = int(self.first[number]), int(self.first[number + 1])
+        return _cut(self.columns, window, self.op_at(number), self.ops[number])
+
+
+def joined_columns(parts: Sequence[EventColumns]) -> JoinedColumns:
+    """Sequences one behind the other."""
+    return JoinedColumns(
+        columns=joined(parts),
+        first=np.cumsum([0, *(part.size for part in parts)]),
+        first_op=np.cumsum([0, *(len(part.op_at) for part in parts)]),
+        ops=tuple(part.ops for part in parts),
+    )
+
+
+def _cut(columns: EventColumns, window: tuple[int, int], op_at: IntArray, ops: Sequence[Op]) -> EventColumns:
+    """The columns of the events in a window, none of which waits for one before it; `op_at` and `ops` are given."""
+    begin, end = window
+    at = slice(*columns.collective_at.searchsorted(window).tolist())
+    waits = slice(*columns.waiter.searchsorted(window).tolist())
+    return EventColumns(
+        size=end - begin,
+        op_at=op_at,
+        ops=ops,
+        collective_at=columns.collective_at[at] - begin,
+        collectives=columns.collectives[at],
+        instance=columns.instance[at],
+        waiter=columns.waiter[waits] - begin,
+        source=columns.source[waits] - begin,
+        exchanged=tuple(
+            (place - begin, storage, written) for place, storage, written in columns.exchanged if begin <= place < end
+        ),
+    )
+
+
 class Added:
     """Events that stand between others, and touch no storage of theirs; `columns` are of these events alone."""
 
@@ -141,34 +198,73 @@ class Added:
         raise NotImplementedError
 
 
+class Splices:
+    """The same events between those of each of several sequences: the columns of all, one sequence behind the other.
+
+    Args:
+        base: the linked sequences.
+        added: what stands between the events of each.
+        slots: for each sequence, how many of its events stand before each of those; ascending.
+    """
+
+    def __init__(self, base: JoinedColumns, added: Added, slots: Sequence[IntArray]) -> None:
+        self.base, self.added, self.n_parts = base, added, len(slots)
+        n_added = added.columns.size
+        slot = np.concatenate([own + begin for own, begin in zip(slots, base.first.tolist(), strict=False)])
+        numbers = np.arange(base.columns.size, dtype=np.int64)
+        self._base_at: IntArray = numbers + np.searchsorted(slot, numbers, side="right")
+        self._added_at: IntArray = slot + np.arange(len(slot), dtype=np.int64)
+        self.first: IntArray = base.first + n_added * np.arange(self.n_parts + 1)
+        between = added.columns if self.n_parts == 1 else _repeated(added.columns, self.n_parts)
+        self.columns = _spliced(base.columns, self._base_at, between, self._added_at)
+        self._parts: dict[int, EventColumns] = {}
+
+    def places(self, number: int) -> tuple[IntArray, IntArray]:
+        """Where the events of a sequence stand in it, and where those between them."""
+        begin, n_added = int(self.first[number]), self.added.columns.size
+        own = slice(int(self.base.first[number]), int(self.base.first[number + 1]))
+        return self._base_at[own] - begin, self._added_at[number * n_added : (number + 1) * n_added] - begin
+
+    def part(self, number: int) -> EventColumns:
+        """The columns of one sequence with what stands between its events."""
+        if number not in self._parts:
+            between, (base_at, added_at) = self.added.columns, self.places(number)
+            self._parts[number] = _cut(
+                self.columns,
+                (int(self.first[number]), int(self.first[number + 1])),
+                np.concatenate([base_at[self.base.op_at(number)], added_at[between.op_at]]),
+                ChainedOps(self.base.ops[number], between.ops),
+            )
+        return self._parts[number]
+
+    def parts(self) -> list[EventColumns]:
+        """The columns of each."""
+        return [self.part(number) for number in range(self.n_parts)]
+
+
 class SplicedEvents(InColumns, Sequence[Event]):
     """Linked events with others between them. Reads as the flat sequence, whose events are made when they are read.
 
     Args:
         base: linked events.
-        columns: theirs.
-        added: what stands between them.
-        slot: of each of those, how many of the base stand before it; ascending.
+        splices: what stands between them, and between those of other sequences.
+        number: which of those sequences this is.
     """
 
-    def __init__(self, base: Sequence[Event], columns: EventColumns, added: Added, slot: IntArray) -> None:
-        self.base, self.base_columns, self.added = base, columns, added
-        numbers = np.arange(len(base), dtype=np.int64)
-        self.base_at: IntArray = numbers + np.searchsorted(slot, numbers, side="right")
-        self.added_at: IntArray = slot + np.arange(len(slot), dtype=np.int64)
-        self.columns = _spliced(columns, self.base_at, added.columns, self.added_at)
+    def __init__(self, base: Sequence[Event], splices: Splices, number: int) -> None:
+        self.base, self.splices, self.number = base, splices, number
+
+    @property
+    def columns(self) -> EventColumns:
+        """Theirs."""
+        return self.splices.part(self.number)
 
     @cached_property
     def _flat(self) -> tuple[Event, ...]:
-        found: list[Event] = [*self.base, *(self.added.event(i) for i in range(len(self.added_at)))]
-        place = np.argsort(np.concatenate([self.base_at, self.added_at]))
-        flat = [found[i] for i in place.tolist()]
-        after: dict[int, tuple[int, ...]] = {}
-        for waiter, source in zip(self.columns.waiter.tolist(), self.columns.source.tolist(), strict=True):
-            after[waiter] = (*after.get(waiter, ()), source)
-        for number, sources in after.items():
-            flat[number] = replace(flat[number], after=sources)
-        return tuple(flat)
+        base_at, added_at = self.splices.places(self.number)
+        found: list[Event] = [*self.base, *map(self.splices.added.event, range(len(added_at)))]
+        place = np.argsort(np.concatenate([base_at, added_at]))
+        return waiting_as([found[i] for i in place.tolist()], self.columns)
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -178,7 +274,7 @@ class SplicedEvents(InColumns, Sequence[Event]):
         return self._flat[index]
 
     def __len__(self) -> int:
-        return self.columns.size
+        return int(self.splices.first[self.number + 1] - self.splices.first[self.number])
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._flat)
@@ -189,6 +285,48 @@ class SplicedEvents(InColumns, Sequence[Event]):
         return isinstance(other, tuple) and self._flat == other
 
     __hash__ = None  # type: ignore[assignment]  # an op's attributes are a mapping, so a tuple of events has no hash either
+
+
+def splices_of(sequences: Sequence[Sequence[Event]]) -> Splices | None:
+    """What the sequences are all parts of, in order; None if there is no such thing."""
+    first = sequences[0] if sequences else None
+    if not isinstance(first, SplicedEvents) or first.splices.n_parts != len(sequences):
+        return None
+    together = all(
+        isinstance(events, SplicedEvents) and events.splices is first.splices and events.number == number
+        for number, events in enumerate(sequences)
+    )
+    return first.splices if together else None
+
+
+def waiting_as(events: list[Event], columns: EventColumns) -> tuple[Event, ...]:
+    """The events, each waiting for those that the columns say."""
+    after: dict[int, tuple[int, ...]] = {}
+    for waiter, source in zip(columns.waiter.tolist(), columns.source.tolist(), strict=True):
+        after[waiter] = (*after.get(waiter, ()), source)
+    for number, sources in after.items():
+        if events[number].after != sources:
+            events[number] = waiting(events[number], sources)
+    return tuple(events)
+
+
+def _repeated(columns: EventColumns, n: int) -> EventColumns:
+    """The columns of the same events `n` times, one behind the other."""
+    begin = columns.size * np.arange(n)[:, None]
+
+    def again(places: IntArray) -> IntArray:
+        return (begin + places[None, :]).ravel()
+
+    return EventColumns(
+        size=n * columns.size,
+        op_at=again(columns.op_at),
+        ops=ChainedOps(*[columns.ops] * n),
+        collective_at=again(columns.collective_at),
+        collectives=[*columns.collectives] * n,
+        instance=np.tile(columns.instance, n),
+        waiter=again(columns.waiter),
+        source=again(columns.source),
+    )
 
 
 def _spliced(base: EventColumns, base_at: IntArray, added: EventColumns, added_at: IntArray) -> EventColumns:

@@ -16,7 +16,7 @@ import numpy as np
 from perfmodel.config.plan import DataParallel
 from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import Bucket
-from perfmodel.plan.columns import Added, EventColumns, IntArray
+from perfmodel.plan.columns import Added, EventColumns, IntArray, OpRun
 from perfmodel.plan.ddp import bucket_wait, copy_in, copy_out, reduction
 from perfmodel.plan.events import Event
 
@@ -89,7 +89,7 @@ class BucketEvents(Added):
         return EventColumns(
             size=len(ops),
             op_at=np.flatnonzero(is_op),
-            ops=[op for op in ops if op is not None],
+            ops=OpRun(op for op in ops if op is not None),
             collective_at=at,
             collectives=collectives,
             instance=np.array([e.collective.instance for e in collectives if e.collective], dtype=np.int64),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from perfmodel.config.plan import DataParallel, PlanSpec
 from perfmodel.graph import Graph, Op
 from perfmodel.plan.buckets import Bucket, Gradient, fill_buckets
-from perfmodel.plan.columns import EventColumns, IntArray, SplicedEvents
+from perfmodel.plan.columns import EventColumns, IntArray, JoinedColumns, SplicedEvents, Splices, joined_columns
 from perfmodel.plan.ddp_events import BucketEvents
 from perfmodel.plan.events import Event, MemoryUse, RankClass
 
@@ -40,16 +41,12 @@ class FramedClass:
         n_bytes = sum(bucket.bytes for bucket in buckets)
         return replace(self.memory, communication_bytes=self.memory.communication_bytes + n_bytes)
 
-    def rank_class(self, added: BucketEvents | None, memory: MemoryUse, *, flat: bool) -> RankClass:
-        """The class with DDP's events; `flat`: as a plain tuple."""
-        events = self.events
-        if added is not None:
-            events = SplicedEvents(events, self.columns, added, added.slots(self.after_op, self.end))
-            events = tuple(events) if flat else events
+    def rank_class(self, events: Sequence[Event], memory: MemoryUse) -> RankClass:
+        """The class with all its events."""
         return RankClass(ranks=self.ranks, device=self.device, events=events, memory=memory, tables=self.tables)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
     """A placement without DDP's events.
 
@@ -68,6 +65,23 @@ class Frame:
     def buckets(self, ddp: DataParallel) -> tuple[Bucket, ...]:
         """Gradients in buckets."""
         return fill_buckets(self.gradients, ddp.first_bucket, ddp.bucket_cap)
+
+    @cached_property
+    def columns(self) -> JoinedColumns:
+        """Of the events of all classes."""
+        return joined_columns([framed.columns for framed in self.classes])
+
+    def rank_classes(
+        self, added: BucketEvents | None, memory: Sequence[MemoryUse], *, flat: bool
+    ) -> tuple[RankClass, ...]:
+        """All classes with DDP's events and so much memory; `flat`: their events as plain tuples."""
+        events: list[Sequence[Event]] = [framed.events for framed in self.classes]
+        if added is not None:
+            slots = [added.slots(framed.after_op, framed.end) for framed in self.classes]
+            splices = Splices(self.columns, added, slots)
+            events = [SplicedEvents(base, splices, number) for number, base in enumerate(events)]
+        parts = zip(self.classes, events, memory, strict=True)
+        return tuple(framed.rank_class(tuple(own) if flat else own, held) for framed, own, held in parts)
 
     def added(self, buckets: Sequence[Bucket], ddp: DataParallel) -> BucketEvents | None:
         """DDP's events; None if there are none."""

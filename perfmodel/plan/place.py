@@ -136,8 +136,8 @@ def _placed(
     for framed, held in zip(frame.classes, memory, strict=True):
         check_memory(framed.ranks[0], held, ranks[framed.ranks[0]].memory_bytes)
     added, flat = frame.added(buckets, ddp), graph.target == "cpu"  # what runs on a CPU is priced in order
-    classes = [framed.rank_class(added, held, flat=flat) for framed, held in zip(frame.classes, memory, strict=True)]
-    return Placement(classes=tuple(classes), n_ranks=len(ranks), notes=frame.notes(), n_micro=plan.n_micro)
+    classes = frame.rank_classes(added, memory, flat=flat)
+    return Placement(classes=classes, n_ranks=len(ranks), notes=frame.notes(), n_micro=plan.n_micro)
 
 
 def _frame(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Frame:
@@ -385,7 +385,8 @@ def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
 
 def _notes(spread: _Spread) -> tuple[str, ...]:
     notes = list(spread.facts.graph.notes)
-    sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in spread.shared_out]
+    gone = spread.shared_out
+    sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in gone]
     if sparse and spread.n_ranks > 1:
         raise InfeasiblePlanError(
             f"data-parallel table {sparse[0]} has sparse gradients, which DDP does not all-reduce; "

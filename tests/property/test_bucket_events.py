@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.config.plan import DataParallel
 from perfmodel.graph import Op, Parameter, TensorSpec
 from perfmodel.plan.buckets import Bucket, assign_buckets
-from perfmodel.plan.columns import SplicedEvents, columns_of
+from perfmodel.plan.columns import SplicedEvents, Splices, columns_of, joined_columns, splices_of
 from perfmodel.plan.ddp import bucket_insertions, copies, copy_back
 from perfmodel.plan.ddp_events import BucketEvents
 from perfmodel.plan.events import Event, link_events, op_event
@@ -69,7 +69,7 @@ def spliced(ops: Sequence[Op], n_behind: int, buckets: tuple[Bucket, ...], ddp: 
     parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
     added = BucketEvents(buckets, {id(p): copies(p) for p in parameters}, RANKS, FIRST, ddp)
     slots = added.slots(np.arange(1, len(ops) + 1), len(ops) - n_behind)
-    return SplicedEvents(base, columns_of(base), added, slots)
+    return SplicedEvents(base, Splices(joined_columns([columns_of(base)]), added, [slots]), 0)
 
 
 def one_by_one(ops: Sequence[Op], n_behind: int, buckets: tuple[Bucket, ...], ddp: DataParallel) -> tuple[Event, ...]:
@@ -131,3 +131,24 @@ def test_the_check_sees_a_wait_for_another_event() -> None:
     events[3] = replace(events[3], after=(1,))
     with pytest.raises(AssertionError):
         assert tuple(spliced(ops, 1, buckets, ddp)) == tuple(events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=steps(), ddp=bucketings(), longer=st.integers(1, 3))
+def test_several_sequences_are_each_spliced_and_stand_one_behind_the_other(step, ddp, longer) -> None:
+    ops, parameters = step
+    buckets = assign_buckets(parameters, ddp.first_bucket, ddp.bucket_cap)
+    held = [parameter for bucket in buckets for parameter in bucket.parameters]
+    added = BucketEvents(buckets, {id(p): copies(p) for p in held}, RANKS, FIRST, ddp)
+    bases = [link_events(map(op_event, [*ops, *([ops[-1]] * more)])) for more in (0, longer, 0)]
+    slots = [added.slots(np.arange(1, len(ops) + 1), len(ops)) for _ in bases]
+    splices = Splices(joined_columns([columns_of(base) for base in bases]), added, slots)
+    found = [SplicedEvents(base, splices, number) for number, base in enumerate(bases)]
+    alone = [SplicedEvents(base, Splices(joined_columns([columns_of(base)]), added, slots[:1]), 0) for base in bases]
+    assert [tuple(events) for events in found] == [tuple(events) for events in alone]
+    whole, expected = splices.columns, joined_columns([columns_of(tuple(events)) for events in alone]).columns
+    for name in ("collective_at", "instance", "waiter", "source"):
+        assert getattr(whole, name).tolist() == getattr(expected, name).tolist()
+    assert sorted(whole.op_at.tolist()) == expected.op_at.tolist()
+    assert splices_of(found) is splices
+    assert splices_of(found[:2]) is None
