@@ -77,7 +77,8 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
     pitch = period + 1  # a gap keeps the spans of neighbours apart
     cls = np.repeat(np.arange(compiled.n_classes), np.diff(compiled.wiring.offsets))
     ready, start, end, kind = timeline.ready_ps, timeline.start_ps, timeline.end_ps, compiled.kind
-    layers = []
+    covered, covered_ps, parts = NO_SPANS, [0] * compiled.n_classes, []
+    all_comm_ps = covered_ps
     for code in (COMPUTE, COMM, COPY, None, HOST, INPUT):
         at = np.flatnonzero(ready < start if code is None else kind == code)
         spans = (ready[at], start[at]) if code is None else (start[at], end[at])
@@ -86,9 +87,13 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
             flights, owner = _all_launches(timeline, kind == HOST, cls)
             spans = (np.concatenate([spans[0], flights[0]]), np.concatenate([spans[1], flights[1]]))
             of = np.concatenate([of, owner])
-        layers.append(union(_beside(timeline, spans, of, pitch)))
-    shares = divide(layers, 0, compiled.n_classes * pitch)
-    parts = [_by_class(share, pitch, compiled.n_classes) for share in (*shares[:-1], layers[1])]
+        layer = _beside(timeline, spans, of, pitch)
+        if code == COMM:
+            all_comm_ps = _by_class(union(layer), pitch, compiled.n_classes)
+        # What a layer adds to what those before it cover is its own.
+        covered = union((np.concatenate([covered[0], layer[0]]), np.concatenate([covered[1], layer[1]])))
+        before_ps, covered_ps = covered_ps, _by_class(covered, pitch, compiled.n_classes)
+        parts.append([after - before for after, before in zip(covered_ps, before_ps, strict=True)])
     return [
         Breakdown(
             compute_ps=compute,
@@ -100,7 +105,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
             idle_ps=period - compute - comm - copy - wait - host - made,
             comm_ps=all_comm,
         )
-        for compute, comm, copy, wait, host, made, all_comm in zip(*parts, strict=True)
+        for compute, comm, copy, wait, host, made, all_comm in zip(*parts, all_comm_ps, strict=True)
     ]
 
 
