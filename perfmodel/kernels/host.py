@@ -38,10 +38,12 @@ NO_GRAD_WEIGHT = 0.74
 # A collective through torch.distributed: alltoall_base_ spends 80 us in 7 runtime calls on a V100 host (DLRM trace), of which
 # launches and tracing are 20.
 COLLECTIVE_WEIGHT = 3.3
-# Operators on DTensors (FSDP2's parameters and optimizer states), beyond what they cost on plain tensors: medians of 6
-# pointwise operators of AdamW and of _foreach_mul_ on 40 tensors, a 2-core CPU, torch 2.13, 2026-11-29: 12 us, a plain op
-# being 3.5 us; 1.6 us a tensor of a list.
-DTENSOR_WEIGHT = 3.5
+# Operators on DTensors (FSDP2's parameters and optimizer states), beyond what they cost on plain tensors, a plain op being
+# 3.5 us; a 2-core CPU, torch 2.13. Alone: AdamW's step on 32 to 64 parameters of 8 x 2 takes 140 us more a parameter than on
+# plain ones, in 8 operators (2026-11-30; repeated calls of one operator 12 us). Lists: _foreach_mul_ on 40 tensors, 12 us and
+# 1.6 us a tensor (2026-11-29).
+DTENSOR_WEIGHT = 5.0
+DTENSOR_LIST_WEIGHT = 3.5
 DTENSOR_PER_TENSOR_WEIGHT = 0.45
 # Scores that Megatron-LM's fused softmax does not take: two conversions, a product and a mask, each a plain op, and a softmax.
 PLAIN_SOFTMAX_WEIGHT = 4 * DEFAULT_WEIGHT + 1.7
@@ -173,6 +175,8 @@ def host_cost_s(op: Op, n_kernels: int, device: Device) -> float:
     distributed_s = _dtensor_weight(op) * device.host.op_dispatch_s
     if "host_bytes" in op.attrs:  # a plan's own work on the host's memory (`plan/offload.py`)
         distributed_s += float(op.attrs["host_bytes"]) / float(op.attrs["host_bytes_per_s"])
+    if "host_ops" in op.attrs:  # what else Python does there (`plan/host_states.py`)
+        distributed_s += float(op.attrs["host_ops"]) * device.host.op_dispatch_s
     if device.kind == "cpu" and n_kernels:
         return dispatch_s(op, device) + distributed_s
     return dispatch_s(op, device) * weight(op) + distributed_s + n_kernels * device.host.launch_s
@@ -183,7 +187,7 @@ def _dtensor_weight(op: Op) -> float:
     if not op.attrs.get("dtensor"):
         return 0.0
     if op.name.startswith(("aten._foreach_", "aten._fused_")):
-        return DTENSOR_WEIGHT + DTENSOR_PER_TENSOR_WEIGHT * len(op.inputs)
+        return DTENSOR_LIST_WEIGHT + DTENSOR_PER_TENSOR_WEIGHT * len(op.inputs)
     return DTENSOR_WEIGHT
 
 

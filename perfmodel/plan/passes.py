@@ -18,11 +18,12 @@ from perfmodel.plan.gradient_shards import (
     sums_wide,
     wait_for_gradients,
 )
+from perfmodel.plan.host_states import HostStates
 from perfmodel.plan.offload import arrived, fetched, returned
 from perfmodel.plan.runs import Segment
 from perfmodel.plan.schedule import PARTED
 from perfmodel.plan.segments import START, Groups, Linked, ops_of
-from perfmodel.plan.sharded_states import backward_gathers, forward_gathers, waited_for
+from perfmodel.plan.sharded_states import Unit, backward_gathers, forward_gathers
 from perfmodel.plan.spread import Chunk, units_in
 from perfmodel.plan.weight_gradients import weight_ops
 
@@ -155,14 +156,14 @@ class Passes:
             return linked.run
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before = self._fetched(forward_gathers(units, self.groups, self.plan.fsdp))
-        blocking = chunk.graph.target == "cpu"
-        return linked.between({}, waited_for(before) if blocking else before)
+        if chunk.graph.target == "cpu":
+            before = self._on_host(chunk, units).forward(before)
+        return linked.between({}, before)
 
     def _sharded_backward(self, chunk: Chunk, linked: Linked, inserted: dict[int, list[Event]], what: Pass) -> Segment:
         """Backward with parameters gathered unit by unit; pipelines scatter the sums of all micro-batches' gradients."""
         units = units_in(chunk, self.plan.fsdp.wrap, self.experts)
         before, after = map(self._fetched, backward_gathers(units, self.groups, self.plan.fsdp))
-        blocking = chunk.graph.target == "cpu"
         _join(inserted, after, linked)
         if what.last:
             summed = self._sums_wide and not what.first
@@ -170,12 +171,22 @@ class Passes:
             if what.again and not self._offloads:
                 packed = shards_added(packed, units, self.plan.fsdp.version)
             _join(inserted, self._returned(packed, what), linked)
-        if blocking:
-            before, inserted = waited_for(before), waited_for(inserted)
+        if chunk.graph.target == "cpu":
+            before, inserted = self._on_host(chunk, units).backward(before, inserted)
         if not what.last:
             return linked.between(inserted, before)
         ends = (arrived(is_parameters=True),) if self._offloads else ()
         return linked.between(inserted, before, (wait_for_gradients(units), *ends))
+
+    def _on_host(self, chunk: Chunk, units: Sequence[Unit]) -> HostStates:
+        fsdp = self.plan.fsdp
+        return HostStates(
+            graph=chunk.graph,
+            units=units,
+            n_shards=len(self.groups.of["shard"]),
+            is_flat=fsdp.version == 1,
+            stays=not fsdp.reshard_after_forward,
+        )
 
     @property
     def _offloads(self) -> bool:

@@ -28,6 +28,7 @@ from perfmodel.plan.stages import find_blocks
 UNIT_STORAGE = 1 << 45  # storages of gathered parameters: this plus the unit's number
 GRADIENT_STORAGE = 1 << 46  # and of gradients on their way to their shards
 ANEW_STORAGE = 1 << 54  # and of what a CPU copies them to
+SHARD_STORAGE = ANEW_STORAGE + (1 << 51)  # of a CPU's shards of gradients: this plus the storage of the whole gradient
 
 Inserted = dict[int, list[Event]]
 
@@ -227,15 +228,19 @@ def flat_op(name: str, unit: Unit, part: int, phase: str) -> Op:
     return Op(id=-1, name=name, inputs=inputs, input_names=names, outputs=(target,), phase=phase)  # type: ignore[arg-type]
 
 
-def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False) -> list[Op]:
-    """The optimizer on a rank's shard: a part of every tensor's first dimension; `dtensor`: these are DTensors."""
+def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False, moved: Collection[int] = ()) -> list[Op]:
+    """The optimizer on a rank's shard: a part of every tensor's first dimension; `dtensor`: these are DTensors.
+
+    `moved`: storages of gradients whose shards lie elsewhere, where `shard_storage` says.
+    """
     ops = list(ops)
     parts: dict[int, TensorSpec] = {}  # by identity: an optimizer's ops touch each tensor many times
 
     def part(spec: TensorSpec) -> TensorSpec:
         known = parts.get(id(spec))
         if known is None:
-            known = parts[id(spec)] = _part(spec, n_ranks)
+            local = _part(spec, n_ranks)
+            known = parts[id(spec)] = shard_storage(local) if spec.storage in moved else local
         return known
 
     def attrs(op: Op) -> dict[str, Any]:
@@ -247,58 +252,12 @@ def shard_optimizer(ops: Iterable[Op], n_ranks: int, *, dtensor: bool = False) -
     ]
 
 
+def shard_storage(gradient: TensorSpec) -> TensorSpec:
+    """The tensor in the memory where the shard of a whole gradient is kept."""
+    return replace(gradient, id=SHARD_STORAGE + gradient.storage, storage=SHARD_STORAGE + gradient.storage)
+
+
 def _part(spec: TensorSpec, n_ranks: int) -> TensorSpec:
     if spec.n_elems == 1:
         return spec
     return local_spec(spec, Shard(dim=0, full=spec.shape[0], local=-(-spec.shape[0] // n_ranks)))
-
-
-def waited_for(events: Inserted) -> Inserted:
-    """With the compute stream waiting for every collective where it is issued, as FSDP2 does on a CPU.
-
-    There gathers and reductions are called without `async_op`: nothing runs beside them, and none is asked for early. What is
-    copied goes to tensors allocated for it: a unit's parameters stay until the next unit is gathered.
-    """
-    found: Inserted = {}
-    held: TensorSpec | None = None
-    for at in sorted(events):
-        found[at] = []
-        for event in events[at]:
-            if event.collective is not None:
-                found[at] += _waited_for(event)
-            elif event.op is not None and event.op.name == "aten.copy_":
-                if held is not None:
-                    found[at].append(_last_use(held, event))
-                copied = _anew(event)
-                held = copied.op.outputs[0] if copied.op is not None else None
-                found[at].append(copied)
-            else:
-                found[at].append(event)
-    return found
-
-
-def _anew(event: Event) -> Event:
-    """A copy into a tensor of its own, one for each unit, direction and kind of copy."""
-    if event.op is None:
-        raise RuntimeError("a copy is an op")
-    _, source = event.op.inputs
-    kind = 2 if event.writes else 1 if event.phase == "backward" else 0
-    storage = ANEW_STORAGE + 3 * (source.storage - UNIT_STORAGE) + kind
-    target = replace(event.op.outputs[0], id=storage, storage=storage)
-    op = replace(event.op, name="aten.clone", inputs=(source,), input_names=("self",), outputs=(target,))
-    return replace(event, op=op)
-
-
-def _last_use(spec: TensorSpec, event: Event) -> Event:
-    """Something that costs nothing and needs a tensor until now."""
-    here = replace(spec, shape=(1,), strides=(1,))
-    op = Op(id=-1, name="aten.view", inputs=(here,), input_names=("self",), outputs=(here,), phase=event.phase)
-    return op_event(op, frozenset(), frozenset())
-
-
-def _waited_for(event: Event) -> list[Event]:
-    (storage,) = event.writes
-    spec = TensorSpec(id=storage, shape=(1,), dtype="float32", strides=(1,), storage=storage)
-    op = Op(id=-1, name="aten.view", inputs=(spec,), input_names=("self",), outputs=(spec,), phase=event.phase)
-    touched = frozenset({storage})
-    return [op_event(op, touched, touched), event, op_event(op, touched, touched)]

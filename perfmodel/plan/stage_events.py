@@ -10,6 +10,7 @@ from functools import partial
 from perfmodel.graph import Op, Phase, TensorSpec
 from perfmodel.plan.buckets import assign_buckets
 from perfmodel.plan.events import Collective, Event, Stream, link_events, op_event
+from perfmodel.plan.host_states import gradient_storages
 from perfmodel.plan.offload import optimizer_on_host, to_device
 from perfmodel.plan.optimizer_parts import optimizer_of
 from perfmodel.plan.passes import Pass, Passes, buckets_of, reduced_over
@@ -268,7 +269,9 @@ class StageWriter:
         dtensor = self.plan.data_parallel.shard == "parameters" and self.plan.fsdp.version == 2
 
         def make() -> Segment:
-            ops = [op for part, n in self._divided(chunk, shards) for op in _on_shard(part, n, dtensor=dtensor)]
+            moved = gradient_storages(chunk.graph) if dtensor and chunk.graph.target == "cpu" else frozenset()
+            parts = self._divided(chunk, shards)
+            ops = [op for part, n in parts for op in _on_shard(part, n, dtensor=dtensor, moved=moved)]
             return segment(optimizer_on_host(ops, ddp.host_memory) if offload else ops, self.groups)
 
         ddp = self.plan.data_parallel
@@ -310,8 +313,8 @@ def _passes(steps: Sequence[Step], group: int | None) -> list[Pass]:
     return found
 
 
-def _on_shard(ops: list[Op], n_ranks: int, *, dtensor: bool) -> list[Op]:
-    return ops if n_ranks == 1 else shard_optimizer(ops, n_ranks, dtensor=dtensor)
+def _on_shard(ops: list[Op], n_ranks: int, *, dtensor: bool, moved: frozenset[int]) -> list[Op]:
+    return ops if n_ranks == 1 else shard_optimizer(ops, n_ranks, dtensor=dtensor, moved=moved)
 
 
 def _names(stage: Stage) -> set[str]:

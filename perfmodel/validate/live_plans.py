@@ -46,13 +46,20 @@ def plan_cases(n_ranks: int) -> tuple[LiveCase, ...]:
     return (
         _case(f"gpt2-b4-ddp-x{n}", "ddp", _GPT2, 4),
         _case(f"bert-b4-ddp-views-x{n}", "ddp,gradient_as_bucket_view=true,bucket_cap=4MiB", _BERT, 4),
+        _case(f"llama-b4-ddp-recompute-x{n}", "ddp,recompute=full", _LLAMA, 4),
+        _case(f"gpt2-b2-ddp-no-sync-x{n}", "ddp,accumulate=3", _GPT2, 2),
+        _case(f"gpt2-b4-zero1-x{n}", "shard=optimizer", _GPT2, 4),
         _case(f"llama-b4-fsdp-x{n}", "fsdp", _LLAMA, 4),
         _case(f"gpt2-b4-fsdp-kept-x{n}", "fsdp,reshard_after_forward=false", _GPT2, 4),
         _case(f"llama-h512-b4-fsdp-x{n}", "fsdp", _WIDE, 4),
+        _case(f"bert-b4-fsdp-recompute-x{n}", "fsdp,recompute=full", _BERT, 4),
+        _case(f"bert-b8-fsdp-x{n}", "fsdp", _BERT, 8),
         _case(f"llama-b8-tp-x{n}", f"tp={n},vocabulary_parallel=false", _LLAMA, 8),
         _case(f"llama-h512-b4-tp-x{n}", f"tp={n},vocabulary_parallel=false", _WIDE, 4),
         _case(f"llama-b8-pp-x{n}", f"pp={n},micro_batches=4", _LLAMA, 8),
         _case(f"llama-b8-gpipe-x{n}", f"pp={n},micro_batches=2,schedule=gpipe", _LLAMA, 8),
+        _case(f"llama-b16-pp-m8-x{n}", f"pp={n},micro_batches=8", _LLAMA, 16),
+        _case(f"llama-b16-gpipe-m8-x{n}", f"pp={n},micro_batches=8,schedule=gpipe", _LLAMA, 16),
         *both,
     )
 

@@ -1,7 +1,7 @@
-"""Real training steps of a transformer spread over gloo ranks as a plan says: FSDP2, tensor parallel, pipeline stages.
+"""Real training steps of a transformer spread over gloo ranks as a plan says: replicas, tensor parallel, pipeline stages.
 
-What runs is torch's own: `fully_shard` of each block and of the rest, `torch.distributed.pipelining` between two or more
-stages, whose copies are under DistributedDataParallel; tensor parallelism is Megatron-LM's pair of column- and row-parallel
+What runs is torch's own: replicas as in `train_replicas`, `torch.distributed.pipelining` between two or more stages, whose
+copies are under DistributedDataParallel; tensor parallelism is Megatron-LM's pair of column- and row-parallel
 linears (arXiv:1909.08053, figure 3) with its two conjugate functions, written out here in a dozen lines.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.config import PlanSpec, load_plan
 from perfmodel.validate.train import plain_step, real_model
+from perfmodel.validate.train_replicas import replica_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,49 +39,7 @@ def planned_step(model: Mapping[str, Any], plan: PlanSpec | str, rank: int, n_ra
             f"plan {spec.name}: a live case has stages and their copies, or one other mesh dimension with all ranks and the "
             "vocabulary whole"
         )
-    if spec.data_parallel.shard == "parameters":
-        return plain_step(fully_sharded(real_model(model), spec))
-    if spec.data_parallel.shard == "nothing":
-        return plain_step(replicated(real_model(model), spec))
-    raise ValueError(f"plan {spec.name}: ZeRO 1 and 2 have no live counterpart")
-
-
-def replicated(built: BuiltModel, plan: PlanSpec) -> BuiltModel:
-    """Under DistributedDataParallel with the plan's buckets."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    from perfmodel.units import MEBI
-
-    ddp = plan.data_parallel
-    module = DistributedDataParallel(
-        built.module,
-        bucket_cap_mb=ddp.bucket_cap / MEBI,
-        gradient_as_bucket_view=ddp.gradient_as_bucket_view,
-        static_graph=ddp.static_graph,
-    )
-    return replace(built, module=module)
-
-
-def fully_sharded(built: BuiltModel, plan: PlanSpec) -> BuiltModel:
-    """Every block and the rest under `fully_shard` on a mesh of all ranks."""
-    from torch import distributed
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    again = plan.fsdp.reshard_after_forward
-    for block in blocks_of(built.module):
-        fully_shard(block, mesh=mesh, reshard_after_forward=again)
-    fully_shard(built.module, mesh=mesh, reshard_after_forward=again)
-    return built
-
-
-def blocks_of(module: nn.Module) -> Sequence[nn.Module]:
-    """The longest list of modules: the model's blocks."""
-    from torch import nn
-
-    longest: Any = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
-    return list(longest)
+    return replica_step(real_model(model), spec)
 
 
 # Tensor parallelism.
