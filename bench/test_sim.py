@@ -8,8 +8,9 @@ import pytest
 
 from perfmodel.sim import COMM, COMPUTE, HOST, ArrayProgram, compile_programs, simulate_compiled
 from perfmodel.sim.breakdown import breakdown
-from perfmodel.sim.overlap import OverlapModel, overlapped_with
+from perfmodel.sim.overlap import overlapped_with
 from perfmodel.sim.path import critical_path
+from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.steady import simulate_steady_compiled
 from perfmodel.sim.sweep import Sweeper, warm_up
 

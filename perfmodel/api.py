@@ -17,7 +17,6 @@ from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
 from perfmodel.pipeline.loader import Loader
-from perfmodel.pipeline.overlap_rounds import warm_up_rounds
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
@@ -204,7 +203,6 @@ class Predictor:
         self._n_runs += 1
         if self._n_runs == RUNS_TO_WARM_UP:
             warm_up_all()
-            warm_up_rounds()
         target = self._target(machine)
         _divides(self._model, graph, lambda samples: self.graph(samples, target))
         run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.prediction import Bounds
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.overlap import OverlapModel
+from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
+from perfmodel.sim.steady_slowed import SlowedPrograms
 from perfmodel.sim.whatif import without_host, without_network
 from perfmodel.units import PS_PER_S, ps_to_seconds
 
@@ -24,16 +24,18 @@ def find_bounds(
 
     `model` says how compute and communication slow each other.
     """
-    hostless = simulate_with_overlap(without_host(compiled), carry, model).steady
-    free = without_network(without_host(compiled))
+    hostless = without_host(compiled)
+    free = without_network(hostless)
     ideal_s = np.concatenate([lowered.tasks.ideal_s for lowered in classes])
     ideal = replace(free, duration_ps=np.minimum(np.rint(ideal_s * PS_PER_S).astype(np.int64), free.duration_ps))
     return Bounds(
         infinite_network_s=_iteration_s(without_network(compiled), carry),
-        infinite_host_s=ps_to_seconds(float(hostless.iteration_ps)),
+        infinite_host_s=_iteration_s(hostless, carry, model),
         roofline_s=_iteration_s(ideal, carry),
     )
 
 
-def _iteration_s(compiled: Compiled, carry: Sequence[CarryDep]) -> float:
-    return ps_to_seconds(float(simulate_steady_compiled(compiled, carry_deps=carry).iteration_ps))
+def _iteration_s(compiled: Compiled, carry: Sequence[CarryDep], model: OverlapModel | None = None) -> float:
+    slows = SlowedPrograms(compiled, carry, model) if model else None
+    steady = slows.run() if slows else simulate_steady_compiled(compiled, carry_deps=carry)
+    return ps_to_seconds(float(steady.iteration_ps))

@@ -32,17 +32,16 @@ from perfmodel.collectives.candidates import narrow
 from perfmodel.collectives.group import group_of
 from perfmodel.collectives.regime import PAIRWISE_OPS
 from perfmodel.db.device import Device
-from perfmodel.pipeline.overlap import Overlapped
-from perfmodel.pipeline.overlap_rounds import MAX_ROUNDS
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import FloatArray, IntArray
 from perfmodel.pipeline.tasks import LoweredClass
 from perfmodel.plan.columns import collective_of
 from perfmodel.plan.events import Collective
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.overlap_loop import FULL_PACE, MOST_LOST
 from perfmodel.sim.program import COMM, COMPUTE
+from perfmodel.sim.rivals import OverlapModel
+from perfmodel.sim.steady_slowed import Slowed
 from perfmodel.topology import Topology
 from perfmodel.units import format_time, ps_to_seconds
 
@@ -83,9 +82,9 @@ def overlap_model(
     return OverlapModel(held=held, traffic=traffic, memory=memory) if held.any() or traffic.any() else None
 
 
-def with_slowdown(prediction: Prediction, classes: Sequence[LoweredClass], overlapped: Overlapped) -> Prediction:
+def with_slowdown(prediction: Prediction, classes: Sequence[LoweredClass], slowed: Slowed) -> Prediction:
     """The prediction with the range of its slowdown in its own, its origin, and a note where it was not measured."""
-    lost_s = ps_to_seconds(float(overlapped.steady.iteration_ps - overlapped.plain_ps))
+    lost_s = ps_to_seconds(float(slowed.steady.iteration_ps - slowed.plain_ps))
     devices = {lowered.device.name: lowered.device for lowered in classes if lowered.device.kind == "cuda"}
     if lost_s <= 0 or not devices:
         return prediction
@@ -96,20 +95,16 @@ def with_slowdown(prediction: Prediction, classes: Sequence[LoweredClass], overl
         f"{name}/overlap": MEASURED if device.overlap.is_measured else DERIVED for name, device in devices.items()
     }
     carried = sorted(name for name, device in devices.items() if not device.overlap.is_measured)
-    notes = [
+    note = (
         f"{', '.join(carried)}: how much compute and communication slow each other is derived from A100; it adds "
         f"{format_time(lost_s)} here"
-    ]
-    unsettled = (
-        f"how much compute and communication slow each other had not settled after {MAX_ROUNDS} rounds; the last counts"
     )
-    notes = [*(notes if carried else ()), *(() if overlapped.settled else (unsettled,))]
     return replace(
         prediction,
         low_s=max(time_s - math.hypot(time_s - prediction.low_s, below_s), 0.0),
         high_s=time_s + math.hypot(prediction.high_s - time_s, above_s),
         provenance=dict(sorted({**prediction.provenance, **origins}.items())),
-        notes=(*prediction.notes, *notes),
+        notes=(*prediction.notes, *([note] if carried else [])),
     )
 
 
@@ -127,16 +122,14 @@ def _loads(
             collective, estimate = collective_of(event), collectives[instance]
             same = lowered.device.name, collective.op, id(collective.ranks), estimate.algorithm, estimate.n_channels
             if same not in known:
-                known[same] = _shares(collective, estimate, topology, lowered.device)
+                known[same] = shares(collective, estimate, topology, lowered.device)
             found[:, number] = known[same]
         derived[key] = found
     loads: IntArray = derived[key]
     return loads
 
 
-def _shares(
-    collective: Collective, estimate: CollectiveEstimate, topology: Topology, device: Device
-) -> tuple[int, int]:
+def shares(collective: Collective, estimate: CollectiveEstimate, topology: Topology, device: Device) -> tuple[int, int]:
     """(held, traffic) of one collective in permille.
 
     They depend on the group and the algorithm alone: while bytes move they move at the rate of the group's narrowest lane.

@@ -1,8 +1,7 @@
 """Iteration times of programs that differ only in how long their tasks take: wired once, refilled and run many times.
 
-The same rules, in the same arithmetic, as `sim.steady` and `pipeline.overlap`, in one compiled loop without the
-values between: `Wires.iteration_ps` equals what `simulate_with_overlap` finds of the same programs and durations, picosecond
-for picosecond, and keeps no timeline.
+`Wires.iteration_ps` equals what `simulate_slowed` finds of the same programs and durations, picosecond for picosecond, and
+keeps no timeline.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.pipeline.overlap_rounds import links_of, settle
 from perfmodel.pipeline.programs import compile_classes
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.overlap import OverlapModel
 from perfmodel.sim.program import HOST, NO_GROUP, IntArray
-from perfmodel.sim.steady import seam_of
+from perfmodel.sim.rivals import OverlapModel
+from perfmodel.sim.steady_slowed import SlowedPrograms
 from perfmodel.units import PS_PER_S
 
 FloatArray = NDArray[np.float64]
@@ -44,9 +42,7 @@ class Wires:
         ]
         self.compiled: Compiled
         self.compiled, carry = compile_classes(chosen)
-        if any(dep.distance != 1 for dep in carry):
-            raise RuntimeError("waits over several iterations are not refilled")
-        self.links = links_of(self.compiled, seam_of(self.compiled, carry), shares(chosen, self.compiled))
+        self._programs = SlowedPrograms(self.compiled, carry, shares(chosen, self.compiled))
 
     @property
     def duration_ps(self) -> IntArray:
@@ -55,7 +51,7 @@ class Wires:
 
     def iteration_ps(self, durations_ps: IntArray) -> list[Fraction]:
         """Time of one iteration (ps) for each row of durations [runs, tasks]."""
-        return [Fraction(growth, span) for growth, span, *_ in settle(self.links, durations_ps.copy()).tolist()]
+        return self._programs.iterations_ps(durations_ps)
 
 
 def with_empty_kernels(lowered: LoweredClass, after: Mapping[int, int]) -> LoweredClass:

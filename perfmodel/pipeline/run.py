@@ -22,7 +22,6 @@ from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.loader import loader_note, with_loader
 from perfmodel.pipeline.lower import lower_classes
 from perfmodel.pipeline.memory import allocator_overhead, with_overhead
-from perfmodel.pipeline.overlap import simulate_with_overlap
 from perfmodel.pipeline.pace import Paces
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
@@ -38,6 +37,7 @@ from perfmodel.plan.facts import facts_of
 from perfmodel.plan.frames import Frames
 from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
+from perfmodel.sim.steady_slowed import simulate_slowed
 from perfmodel.topology import Topology
 from perfmodel.units import format_bytes, ps_to_seconds
 
@@ -215,10 +215,10 @@ def predict_graph(
         lambda alone: lower_placement(placement, alone, collectives, settings, books),
     )
     model = overlap_model(classes, compiled, collectives, topology) if settings.overlap else None
-    overlapped = simulate_with_overlap(compiled, carry, model)
-    steady = overlapped.steady
+    slowed = simulate_slowed(compiled, carry, model)
+    steady = slowed.steady
     subject = Subject(graph=graph, plan=plan.name, topology=topology.name, settings=settings)
-    prediction = with_slowdown(summarise(subject, placement, classes, steady), classes, overlapped)
+    prediction = with_slowdown(summarise(subject, placement, classes, steady), classes, slowed)
     if settings.loader:
         note = loader_note(settings.loader, prediction.iteration_time_s)
         prediction = replace(prediction, notes=(*prediction.notes, note))

@@ -14,35 +14,16 @@ and so slow, work that it did not touch before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.errors import GraphError
 from perfmodel.sim.compile import Compiled, compile_programs
 from perfmodel.sim.loops import compiled_loop, has_numba, use_numba
-from perfmodel.sim.overlap_loop import FULL_PACE, OTHER, Fixed, State, overlap_loop
-from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST, ArrayProgram, IntArray, Program
+from perfmodel.sim.overlap_loop import OTHER, Fixed, State, overlap_loop
+from perfmodel.sim.program import ArrayProgram, IntArray, Program
+from perfmodel.sim.rivals import OverlapModel, rivals_of
 from perfmodel.sim.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapModel:
-    """What tasks want of a rank's device while they run, in permille: one value for all tasks, or one per global task index.
-
-    Attributes:
-        held: of a collective: the share of a compute kernel's pace that its multiprocessors cost.
-        traffic: of a collective: the share of a memory-bound kernel's pace that its traffic costs, and it in turn loses
-            beside one.
-        memory: of a compute kernel: how much of its time it is bound by memory (1000: all of it).
-
-    Of a collective's members the largest shares count. Values of other kinds of tasks are not read.
-    """
-
-    held: int | IntArray = 0
-    traffic: int | IntArray = 0
-    memory: int | IntArray = 0
 
 
 def simulate_overlapped(programs: Sequence[Program | ArrayProgram], model: OverlapModel) -> Timeline:
@@ -90,95 +71,40 @@ def warm_up() -> bool:
 
 def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tuple[Fixed, State]:
     """Arrays of the loop; every one int64."""
-    n, wiring = compiled.n_tasks, compiled.wiring
-    unit, unit_ptr, unit_task = _units(compiled)
-    cls = np.repeat(np.arange(compiled.n_classes), np.diff(wiring.offsets))
-    kind, slot, slots_ptr = _slots(compiled, cls)
-    # The buckets of a class, compute and communication, are neighbours.
-    rival = np.repeat(np.arange(2 * compiled.n_classes) ^ 1, np.diff(slots_ptr))
+    n, wiring, rivals = compiled.n_tasks, compiled.wiring, rivals_of(compiled, model)
     owner = np.repeat(np.arange(n), np.diff(wiring.dep_ptr))
     has_prev = np.flatnonzero(wiring.prev >= 0)
     source = np.concatenate([wiring.dep_index, wiring.prev[has_prev]])
     target = np.concatenate([owner, has_prev])
     lag = np.concatenate([compiled.dep_lag_ps, np.zeros(len(has_prev), dtype=np.int64)])
     by_source = np.argsort(source, kind="stable")
-    n_units = len(unit_ptr) - 1
+    n_units = rivals.n_units
     fixed = Fixed(
-        unit_ptr=unit_ptr,
-        unit_task=unit_task,
-        work=_largest(durations, unit, n_units),
-        held=_shares(model.held, kind == COMM, unit, n_units),
-        traffic=_shares(model.traffic, kind == COMM, unit, n_units),
-        memory=_shares(model.memory, kind == COMPUTE, unit, n_units),
-        plain=1 - _largest((kind != OTHER).astype(np.int64), unit, n_units),
-        unit=unit,
-        slot=slot,
-        rival_first=slots_ptr[rival],
-        rival_end=slots_ptr[rival + 1],
+        unit_ptr=rivals.unit_ptr,
+        unit_task=rivals.unit_task,
+        work=rivals.largest(durations),
+        held=rivals.held,
+        traffic=rivals.traffic,
+        memory=rivals.memory,
+        plain=1 - rivals.largest((rivals.kind != OTHER).astype(np.int64)),
+        unit=rivals.unit,
+        slot=rivals.slot,
+        rival_first=rivals.rival_first,
+        rival_end=rivals.rival_end,
         follower_ptr=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=n))]),
         follower=target[by_source],
         follower_lag=lag[by_source],
     )
     per_unit, per_task = np.zeros((4, n_units), dtype=np.int64), np.zeros((3, n), dtype=np.int64)
     state = State(
-        missing=np.bincount(unit[target], minlength=n_units),
+        missing=np.bincount(rivals.unit[target], minlength=n_units),
         left=per_unit[0],
         since=per_unit[1],
         pace=per_unit[2],
         ending=per_unit[3],
-        running=np.full(int(slots_ptr[-1]), -1, dtype=np.int64),
+        running=np.full(int(rivals.slots_ptr[-1]), -1, dtype=np.int64),
         ready=per_task[0],
         start=per_task[1],
         end=per_task[2],
     )
     return fixed, state
-
-
-def _units(compiled: Compiled) -> tuple[IntArray, IntArray, IntArray]:
-    """Unit of each task, and the tasks of each unit; units are numbered by their first task."""
-    wiring = compiled.wiring
-    first = np.arange(compiled.n_tasks)
-    in_group = wiring.group >= 0
-    first[in_group] = wiring.group_member[wiring.group_ptr[wiring.group[in_group]]]
-    is_first = first == np.arange(compiled.n_tasks)
-    unit = (np.cumsum(is_first) - 1)[first]
-    counts = np.bincount(unit, minlength=int(is_first.sum()))
-    return unit, np.concatenate([[0], np.cumsum(counts)]), np.argsort(unit, kind="stable")
-
-
-def _largest(values: IntArray, unit: IntArray, n_units: int) -> IntArray:
-    largest = np.zeros(n_units, dtype=np.int64)
-    largest[unit] = values
-    if n_units < len(unit):  # of a collective's members the largest, not the last
-        members = np.flatnonzero(np.bincount(unit, minlength=n_units)[unit] > 1)
-        np.maximum.at(largest, unit[members], values[members])
-    return largest
-
-
-def _slots(compiled: Compiled, cls: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Kind code and slot of each task, and where the slots of each class and kind begin.
-
-    Slots are numbered by class, then kind (compute, communication), then stream; other streams have slot -1.
-    """
-    kind = compiled.kind.copy()
-    kind[(kind == HOST) | (kind == COPY)] = OTHER
-    busy = np.flatnonzero(kind != OTHER)
-    bucket = 2 * cls[busy] + kind[busy] - 1
-    low = int(compiled.stream.min(initial=0))
-    span = int(compiled.stream.max(initial=0)) - low + 1
-    key = bucket * span + compiled.stream[busy] - low
-    rows = np.unique(key)
-    slot = np.full(compiled.n_tasks, -1, dtype=np.int64)
-    slot[busy] = np.searchsorted(rows, key)  # few rows: sooner found than by the sort of an inverse
-    per_bucket = np.bincount(rows // span, minlength=2 * compiled.n_classes)
-    return kind, slot, np.concatenate([[0], np.cumsum(per_bucket)])
-
-
-def _shares(share: int | IntArray, mine: NDArray[np.bool_], unit: IntArray, n_units: int) -> IntArray:
-    """The largest share of each unit's tasks, 0 for kinds that have none. Raises GraphError for what is no share."""
-    values = np.asarray(share, dtype=np.int64)
-    if values.size and not 0 <= int(values.min()) <= int(values.max()) <= FULL_PACE:
-        raise GraphError(
-            f"overlap share {int(values.min())} to {int(values.max())}; shares are 0 to {FULL_PACE} permille"
-        )
-    return _largest(np.where(mine, values, 0), unit, n_units)

@@ -13,8 +13,9 @@ from fractions import Fraction
 import numpy as np
 
 from perfmodel.sim.compile import Compiled, compile_programs
-from perfmodel.sim.overlap import OverlapModel, simulate_overlapped_compiled
+from perfmodel.sim.overlap import simulate_overlapped_compiled
 from perfmodel.sim.program import ArrayProgram, IntArray, Program
+from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.steady import CarryDep, Seam, Steady, cycle_of, release_after, seam_of, unrolled
 from perfmodel.sim.timeline import Timeline
 
@@ -47,7 +48,7 @@ def simulate_overlapped_steady(
         if cycle or 2 * n > max_iterations:
             break
         n *= 2
-    span = cycle or 1
+    span = cycle or max(len(ends) // 2, 1)  # a mean over the second half where they do not repeat
     return Steady(
         iteration_ps=Fraction(int(ends[-1].max() - ends[-1 - span].max()), span),
         timeline=_middle(run, compiled, long, seam, ends),

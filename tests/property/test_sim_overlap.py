@@ -12,8 +12,9 @@ from perfmodel.errors import GraphError
 from perfmodel.sim import COMM, COMPUTE, COPY, Program, Task, compile_programs, simulate
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
-from perfmodel.sim.overlap import OverlapModel, overlapped_with, simulate_overlapped, simulate_overlapped_compiled
+from perfmodel.sim.overlap import overlapped_with, simulate_overlapped, simulate_overlapped_compiled
 from perfmodel.sim.path import critical_path
+from perfmodel.sim.rivals import OverlapModel
 from tests.naive_simulator import naive_simulate
 from tests.strategies import programs
 

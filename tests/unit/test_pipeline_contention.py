@@ -1,8 +1,7 @@
 """What compute and collectives take from each other: shares from the datasheet, by hand, and means over a timeline."""
 
-import dataclasses
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from perfmodel.api import as_topology, predict_run
@@ -10,10 +9,12 @@ from perfmodel.db import load_device
 from perfmodel.estimate import Work
 from perfmodel.kernels import KernelCall
 from perfmodel.pipeline.contention import overlap_model
-from perfmodel.pipeline.overlap import lost_frac, simulate_with_overlap
 from perfmodel.pipeline.pricebook import PriceBook
-from perfmodel.sim import COMM, COMPUTE, Program, Task, compile_programs, simulate
-from perfmodel.sim.overlap import OverlapModel
+from perfmodel.pipeline.programs import compile_classes
+from perfmodel.sim import COMPUTE, Program, Task, compile_programs
+from perfmodel.sim.steady import simulate_steady_compiled
+from perfmodel.sim.steady_overlap import simulate_overlapped_steady
+from perfmodel.sim.steady_slowed import simulate_slowed
 
 MODEL = {
     "kind": "transformer", "architecture": "gpt2", "name": "gpt", "hidden_size": 512, "layers": 2, "heads": 8,
@@ -72,28 +73,33 @@ def test_a_send_between_hosts_holds_two_channels():
     assert (held, traffic) == pytest.approx((1290 * 2 / 108, 1290 * wanted / (1 + wanted)), abs=1)
 
 
-def test_the_mean_loss_of_a_timeline_by_hand():
-    """Compute 0 to 60 (half bound by memory) and to 100, a collective 60 to 160 that the next iteration's compute meets."""
-    program = Program(
-        tasks=[
-            Task(stream=COMPUTE, duration_ps=60),
-            Task(stream=COMPUTE, duration_ps=40),
-            Task(stream=COMM, duration_ps=100, deps=((0, 0),)),
-        ]
-    )
-    timeline = simulate([program])
-    model = OverlapModel(held=np.array([0, 0, 100]), traffic=np.array([0, 0, 200]), memory=np.array([500, 1000, 0]))
-    # Period 160: no fold. Kernel 1 lies wholly beside it: 10 % + 20 %. The collective meets it for 40 of its 100: 8 %.
-    assert lost_frac(timeline, model).tolist() == pytest.approx([0.0, 0.3, 0.08])
-    short = dataclasses.replace(timeline, begin_ps=60)
-    # Period 100, all of it beside the collective: kernel 0 loses 10 % + 20 % x 0.5, the collective 0.2 x (0.6 x 0.5 + 0.4).
-    assert lost_frac(short, model).tolist() == pytest.approx([0.2, 0.3, 0.14])
-
-
 def test_without_shares_nothing_slows():
     compiled = compile_programs([Program(tasks=[Task(stream=COMPUTE, duration_ps=10)])])
-    found = simulate_with_overlap(compiled, [], None)
-    assert (found.steady.iteration_ps, found.plain_ps, found.settled) == (10, 10, True)
+    found = simulate_slowed(compiled, [], None)
+    assert (found.steady.iteration_ps, found.plain_ps) == (10, 10)
+
+
+@pytest.mark.parametrize("plan", ["ddp,bucket_cap=5MiB", "shard=parameters", "tp=2,accumulate=2"])
+def test_a_prediction_takes_what_the_event_engine_finds(plan):
+    """To the picosecond, though its sweeps know nothing of the engine's clock."""
+    run = predict_run({**MODEL, "hidden_size": 1024, "batch_size": 16}, "dgx", plan, bounds=False)
+    compiled, carry = compile_classes(run.classes)
+    model = overlap_model(run.classes, compiled, run.collectives, run.topology)
+    engine = simulate_overlapped_steady(compiled.programs, model, carry_deps=carry)
+    assert run.steady.converged
+    assert simulate_steady_compiled(compiled, carry_deps=carry).iteration_ps < run.steady.iteration_ps
+    assert run.steady.iteration_ps == engine.iteration_ps
+    assert run.prediction.iteration_time_s == pytest.approx(float(engine.iteration_ps) / 1e12, rel=1e-12)
+
+
+def test_a_note_says_that_iterations_had_not_begun_to_repeat(monkeypatch):
+    def unsettled(*given):
+        found = simulate_slowed(*given)
+        return replace(found, steady=replace(found.steady, converged=False))
+
+    monkeypatch.setattr("perfmodel.pipeline.run.simulate_slowed", unsettled)
+    notes = predict_run(MODEL, "dgx", "ddp", bounds=False).prediction.notes
+    assert any("had not settled" in note for note in notes)
 
 
 def test_the_range_holds_that_of_what_is_added():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from perfmodel.sim import COMPUTE, HOST, Program, Task, compile_programs, loops, overlap, simulate, sweep
-from perfmodel.sim.overlap import OverlapModel, overlapped_with
+from perfmodel.sim.overlap import overlapped_with
+from perfmodel.sim.rivals import OverlapModel
 
 
 def many(n=300):
