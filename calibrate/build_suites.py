@@ -242,7 +242,7 @@ def mlperf_llm(rows: Iterable[Row]) -> Iterator[Cells]:
 
     Replicas are the global batch over the steps of accumulation, with micro-batches of one sequence. Assumed: ranks of a
     replica are tensor parallel (LoRA), or four of tensor and eight of pipeline parallel with six runs of layers (GPT-3, whose
-    rows all leave 32 ranks a replica); BF16 for their FP8.
+    rows all leave 32 ranks a replica). The models say FP8.
     """
     seen: set[tuple[str, ...]] = set()
     for row in rows:
@@ -270,7 +270,7 @@ def mlperf_llm(rows: Iterable[Row]) -> Iterator[Cells]:
         spread = GPT3_PLAN if gpt3 else f"tp={n_gpus // n_replicas}"
         made = cells(
             {**row, "precision": "bf16", "batch_per_gpu": str(batch // n_replicas)},
-            model="models/gpt3_175b_mlperf.yaml" if gpt3 else "llama2_70b_lora",
+            model=f"models/{'gpt3_175b_mlperf' if gpt3 else 'llama2_70b_lora_fp8'}.yaml",
             topology=machine if machine in SHIPPED_NODES else f"topologies/{machine}.yaml",
             plan=f"{spread},dp={n_replicas},micro_batches={steps}",
         )

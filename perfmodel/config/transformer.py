@@ -45,6 +45,7 @@ class TransformerSpec(TrainedSpec):
         implementation: `huggingface`, or `megatron` (gpt2, llama): Megatron-LM's layer with its fused kernels; `vtrain`: the
             same layer (gpt2) in the model whose functions VIA-Research/vTrain profiles, head and loss as they are there.
         lora_rank: only adapters of this rank beside the attention's projections are trained (megatron's llama).
+        products: `fp8`: the projections of a layer run their products in FP8, as TransformerEngine's do (megatron, `bf16`).
         predicted_tokens: tokens of a sample that bert's language-model head predicts, picked before it as NVIDIA's BERT does
             (its dense sequence output); by default the head runs on all of them.
         qkv: `joint` projects query, key and value at once, `separate` each on its own as Llama's own code does (megatron's
@@ -86,6 +87,7 @@ class TransformerSpec(TrainedSpec):
     implementation: Literal["huggingface", "megatron", "vtrain"] = "huggingface"
     lora_rank: PositiveCount | None = None
     qkv: Literal["joint", "separate"] = "joint"
+    products: Literal["own", "fp8"] = "own"
     predicted_tokens: PositiveCount | None = None
 
     @property
@@ -149,7 +151,10 @@ class TransformerSpec(TrainedSpec):
                 "megatron and without lora_rank: the others are built one way"
             )
         problems += (
-            self._not_predicted() + self._misplaced() + (self._experts() if self.architecture == "mixtral" else [])
+            self._not_predicted()
+            + self._not_in_fp8()
+            + self._misplaced()
+            + (self._experts() if self.architecture == "mixtral" else [])
         )
         if problems:
             raise ValueError("\n".join(problems))
@@ -161,6 +166,14 @@ class TransformerSpec(TrainedSpec):
             return []
         return [
             f"predicted_tokens: found {n}, allowed at most the {self.tokens} tokens of a sample, with a language-model head"
+        ]
+
+    def _not_in_fp8(self) -> list[str]:
+        if self.products == "own" or (self.implementation == "megatron" and self.precision == "bf16"):
+            return []
+        return [
+            f"products: found fp8 with implementation {self.implementation} and precision {self.precision}, allowed with "
+            "megatron and bf16"
         ]
 
     def _experts(self) -> list[str]:

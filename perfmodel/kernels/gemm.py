@@ -210,7 +210,7 @@ def _matrix(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     )
 
 
-@kernel_rule("aten.mm", "aten._int_mm", "aten._scaled_mm")
+@kernel_rule("aten.mm", "aten._int_mm", "aten._scaled_mm", "perfmodel.fp8_product")
 def mm_rule(op: Op) -> tuple[KernelCall, ...]:
     """One product."""
     a, b = _operands(op, "self", "mat2")[:2]

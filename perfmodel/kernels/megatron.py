@@ -27,6 +27,7 @@ FUSED_MULTIPLE = 4  # of queries and of matrices: a block of the kernel has four
 # two products; of its gradients: sigmoid 4, slope 3, five products. Rotary positions: two products and a sum.
 GELU_FLOPS, GELU_BACKWARD_FLOPS, DROPOUT_ADD_FLOPS, DROPOUT_BACKWARD_FLOPS = 9, 18, 4, 2
 SWIGLU_FLOPS, SWIGLU_BACKWARD_FLOPS, ROTARY_FLOPS = 6, 6, 3
+CAST_FLOPS = 2  # scale and the running maximum
 
 
 @kernel_rule("perfmodel.bias_gelu")
@@ -69,6 +70,12 @@ def swiglu_backward(op: Op) -> Calls:
 def rotary(op: Op) -> Calls:
     """One pass, forward and backward alike."""
     return pointwise_calls(op.inputs, op.outputs, ROTARY_FLOPS, op_kind=0)
+
+
+@kernel_rule("perfmodel.cast_transpose")
+def cast_transpose(op: Op) -> Calls:
+    """TransformerEngine's cast to FP8: one read, the matrix and its transpose written; the largest value on the way."""
+    return pointwise_calls(op.inputs, op.outputs, CAST_FLOPS, op_kind=0)
 
 
 def has_fused_softmax(scores: TensorSpec) -> bool:

@@ -12,6 +12,7 @@ from torch.nn import functional as fn
 
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.blocks import run_blocks
+from perfmodel.models.fp8 import Fp8Biased, Fp8Linear
 from perfmodel.models.megatron_ops import Apart, VocabularyCrossEntropy, bias_dropout_add, bias_gelu, causal_softmax
 
 HIDDEN_SCORE = -10000.0  # megatron/model/utils.py, attention_mask_func
@@ -30,8 +31,9 @@ class SelfAttention(nn.Module):
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        self.query_key_value = nn.Linear(spec.hidden_size, 3 * spec.hidden_size)
-        self.dense = Biased(spec.hidden_size, spec.hidden_size)
+        linear, biased = (Fp8Linear, Fp8Biased) if spec.products == "fp8" else (nn.Linear, Biased)
+        self.query_key_value = linear(spec.hidden_size, 3 * spec.hidden_size)
+        self.dense = biased(spec.hidden_size, spec.hidden_size)
         self.attention_dropout = nn.Dropout(spec.attention_dropout)
         self.head_dim = spec.width_of_head
 
@@ -66,8 +68,9 @@ class ParallelMlp(nn.Module):
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        self.dense_h_to_4h = Biased(spec.hidden_size, spec.ffn)
-        self.dense_4h_to_h = Biased(spec.ffn, spec.hidden_size)
+        biased = Fp8Biased if spec.products == "fp8" else Biased
+        self.dense_h_to_4h = biased(spec.hidden_size, spec.ffn)
+        self.dense_4h_to_h = biased(spec.ffn, spec.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, batch, width) to the same shape, without the output's bias."""

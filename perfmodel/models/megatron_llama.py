@@ -11,9 +11,15 @@ from torch.nn import functional as fn
 
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.models.blocks import Rotary, fused_attention, run_blocks
+from perfmodel.models.fp8 import Fp8Linear
 from perfmodel.models.megatron_ops import rotary, swiglu
 
 LORA_SCALE = 2.0  # alpha over rank; MLPerf's Llama 2 70B has 32 over 16
+
+
+def linear(spec: TransformerSpec) -> type[nn.Linear]:
+    """What the projections of a layer are; adapters and the head stay 16-bit."""
+    return Fp8Linear if spec.products == "fp8" else nn.Linear
 
 
 class SelfAttention(nn.Module):
@@ -36,12 +42,12 @@ class SelfAttention(nn.Module):
         width = (spec.heads + 2 * spec.groups) * self.head_dim
         self.is_joint = spec.qkv == "joint"
         if self.is_joint:
-            self.linear_qkv = nn.Linear(spec.hidden_size, width, bias=spec.has_bias("attention"))
+            self.linear_qkv = linear(spec)(spec.hidden_size, width, bias=spec.has_bias("attention"))
         else:
             self.q_proj = self._part(spec, spec.heads)
             self.k_proj = self._part(spec, spec.groups)
             self.v_proj = self._part(spec, spec.groups)
-        self.linear_proj = nn.Linear(spec.heads * self.head_dim, spec.hidden_size, bias=spec.has_bias("attention"))
+        self.linear_proj = linear(spec)(spec.heads * self.head_dim, spec.hidden_size, bias=spec.has_bias("attention"))
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """(tokens, batch, width) to the same shape."""
@@ -57,7 +63,7 @@ class SelfAttention(nn.Module):
         return projected
 
     def _part(self, spec: TransformerSpec, heads: int) -> nn.Linear:
-        return nn.Linear(spec.hidden_size, heads * self.head_dim, bias=spec.has_bias("attention"))
+        return linear(spec)(spec.hidden_size, heads * self.head_dim, bias=spec.has_bias("attention"))
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (tokens, batch, heads, width of a head)."""
@@ -80,8 +86,8 @@ class GatedMlp(nn.Module):
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(spec.hidden_size, 2 * spec.ffn, bias=spec.has_bias("mlp"))
-        self.linear_fc2 = nn.Linear(spec.ffn, spec.hidden_size, bias=spec.has_bias("mlp"))
+        self.linear_fc1 = linear(spec)(spec.hidden_size, 2 * spec.ffn, bias=spec.has_bias("mlp"))
+        self.linear_fc2 = linear(spec)(spec.ffn, spec.hidden_size, bias=spec.has_bias("mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(tokens, batch, width) to the same shape."""

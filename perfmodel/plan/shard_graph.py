@@ -14,12 +14,14 @@ from typing import Any
 
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
 from perfmodel.plan.expert_rules import EXPERT_RULES
+from perfmodel.plan.fp8_rules import FP8_RULES
 from perfmodel.plan.layout import Shard, local_size, local_spec, row_major
 from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
 
 FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
 COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather", "perfmodel.send_recv",
                   "perfmodel.all_to_all")  # fmt: skip
+_RULES = {**EXPERT_RULES, **FP8_RULES}  # those that are no plain linear algebra's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ class Sharding:
         if op.name in SAME_TENSOR:
             outputs = [self.of(op.inputs[0])] * len(op.outputs)
         else:
-            outputs = list((EXPERT_RULES.get(op.name) or rule_of(op))(op, self))
+            outputs = list((_RULES.get(op.name) or rule_of(op))(op, self))
         inputs = tuple(self._input(spec) for spec in op.inputs)
         for spec, shard in zip(op.outputs, outputs, strict=True):
             self._put(spec, shard)
