@@ -7,6 +7,7 @@ and `fill` (writes only).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from perfmodel.estimate import Work
 from perfmodel.graph import Op, TensorSpec
@@ -14,6 +15,7 @@ from perfmodel.kernels.registry import KernelCall, kernel_rule
 
 # Inputs of one CatArrayBatchedCopy launch (ATen/native/cuda/Shape.cu, CAT_ARRAY_BATCH_SIZE).
 CAT_INPUTS_PER_LAUNCH = 128
+MAX_LAYOUTS = 4096  # remembered
 
 Calls = tuple[KernelCall, ...]
 
@@ -24,15 +26,21 @@ def touched_bytes(spec: TensorSpec) -> int:
     >>> touched_bytes(TensorSpec(id=0, shape=(8, 4), dtype="float32", strides=(0, 1), storage=0))
     16
     """
+    return _distinct(spec.shape, spec.strides) * spec.itemsize_bytes
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Distinct elements of a tensor."""
     n_elems = 1
-    for size, stride in zip(spec.shape, spec.strides, strict=True):
+    for size, stride in zip(shape, strides, strict=True):
         n_elems *= size if stride != 0 else min(size, 1)
-    return n_elems * spec.itemsize_bytes
+    return n_elems
 
 
 def total_bytes(specs: Iterable[TensorSpec]) -> int:
     """Distinct bytes of several tensors, a tensor passed twice counted twice."""
-    return sum(touched_bytes(spec) for spec in specs)
+    return sum([touched_bytes(spec) for spec in specs])
 
 
 def innermost(spec: TensorSpec) -> int | None:

@@ -378,22 +378,25 @@ def joined(parts: Sequence[EventColumns]) -> EventColumns:
         return parts[0]
     sizes = [part.size for part in parts]
     first = np.cumsum([0, *sizes[:-1]]).tolist()
-
-    def together(name: str) -> IntArray:
-        return np.concatenate([getattr(part, name) + begin for part, begin in zip(parts, first, strict=True)])
-
     return EventColumns(
         size=sum(sizes),
-        op_at=together("op_at"),
+        op_at=shifted(parts, first, "op_at"),
         ops=ChainedOps(*(part.ops for part in parts)),
-        collective_at=together("collective_at"),
+        collective_at=shifted(parts, first, "collective_at"),
         collectives=[event for part in parts for event in part.collectives],
         instance=np.concatenate([part.instance for part in parts]),
-        waiter=together("waiter"),
-        source=together("source"),
+        waiter=shifted(parts, first, "waiter"),
+        source=shifted(parts, first, "source"),
         exchanged=tuple(
             (place + begin, storage, written)
             for part, begin in zip(parts, first, strict=True)
             for place, storage, written in part.exchanged
         ),
     )
+
+
+def shifted(parts: Sequence[EventColumns], firsts: Sequence[int], name: str) -> IntArray:
+    """A column of places of sequences whose first events stand at `firsts`."""
+    if not parts:
+        return NONE
+    return np.concatenate([getattr(part, name) + first for part, first in zip(parts, firsts, strict=True)])

@@ -166,7 +166,7 @@ def link_events(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(linked)
 
 
-def link_among(events: list[Event], numbers: Sequence[int]) -> None:
+def link_among(events: list[Event] | dict[int, Event], numbers: Sequence[int]) -> None:
     """`link_events` in place, of the events at these places alone (ascending): no other touches a storage of theirs."""
     # A storage that only the compute stream touches orders nothing; most events touch no other.
     shared: set[int] = set()
@@ -225,7 +225,7 @@ def _record(
         readers.pop(storage, None)
 
 
-def _latest_per_stream(indices: Iterable[int], events: Sequence[Event]) -> tuple[int, ...]:
+def _latest_per_stream(indices: Iterable[int], events: list[Event] | dict[int, Event]) -> tuple[int, ...]:
     """Of the events on one stream only the last matters, since a stream is first-in first-out."""
     last: dict[Stream, int] = {}
     for index in sorted(indices):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph import PHASES, Graph, Phase
+from perfmodel.graph import PHASES, Graph, Op, Phase
 from perfmodel.plan.events import Event, MemoryUse, op_event
 from perfmodel.plan.tables import TableOps, find_table_ops
 
@@ -25,8 +25,9 @@ class GraphFacts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        # What compiled code makes of a rank's part, once it is split; and the same model with a part of its batch.
-        self.compiler: Callable[[Graph], Graph] | None = None
+        # What compiled code makes of a rank's part, once it is split, given the storages that are used beside it; and the
+        # same model with a part of its batch.
+        self.compiler: Callable[[Graph, Collection[int]], Graph] | None = None
         self.smaller: Callable[[int], Graph] | None = None
         self._events: dict[Hashable, Event] = {}
         self._memory: dict[Hashable, MemoryUse] = {}
@@ -49,6 +50,21 @@ class GraphFacts:
         for number, event in enumerate(self.op_events):
             found[event.phase].append((number, event))
         return {phase: tuple(rows) for phase, rows in found.items()}
+
+    @cached_property
+    def optimizer_start(self) -> int:
+        """Place of the optimizer's first op (the number of ops if there is none)."""
+        return next((i for i, op in enumerate(self.graph.ops) if op.phase == "optimizer"), len(self.graph.ops))
+
+    @cached_property
+    def optimizer_ops(self) -> tuple[Op, ...]:
+        """The optimizer's ops, in order."""
+        return tuple([op for op in self.graph.ops[self.optimizer_start :] if op.phase == "optimizer"])
+
+    @cached_property
+    def parameters_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum([p.tensor.bytes for p in self.graph.parameters])
 
     @cached_property
     def step_events(self) -> tuple[tuple[int, Event], ...]:

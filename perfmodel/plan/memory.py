@@ -64,7 +64,7 @@ def _dense_memory(facts: GraphFacts, sharded: frozenset[str], n_micro: int, part
 def _within(facts: GraphFacts, part: Part) -> BoolArray:
     """Storages that live in a part of the iteration, those for ever apart: activations of the passes, or of the optimizer."""
     columns = facts.storages
-    start = next((i for i, op in enumerate(facts.graph.ops) if op.phase == "optimizer"), len(facts.graph.ops))
+    start = facts.optimizer_start
     made = np.isin(columns["kind"], [KINDS.index("activation"), KINDS.index("input")])
     return ~made | ((columns["born"] < start) if part == "passes" else (columns["born"] >= start))
 
@@ -109,6 +109,8 @@ def check_memory(rank: int, memory: MemoryUse, capacity_bytes: int) -> None:
 def table_storages(facts: GraphFacts, names: frozenset[str]) -> set[int]:
     """Weights, gradients and states of the tables, and what their backward and optimizer ops make."""
     found: set[int] = set()
+    if not names:
+        return found
     for name in names:
         table = facts.tables[name]
         incoming = {spec.storage for spec in table.gradients}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.graph import Graph, Op
@@ -30,18 +30,27 @@ class OptimizerParts:
             for storages in place:
                 self.sets.join(storages)
         self.parts = [[{self.sets.root(s) for s in storages} for storages in place] for place in places]
+        self.lists = [
+            _Lists(op, parts) if is_multi_tensor(op) else None for op, parts in zip(self.ops, self.parts, strict=True)
+        ]
         self.known = {self.sets.root(p.tensor.storage) for p in graph.parameters}
 
     def of(self, ours: set[int]) -> tuple[list[Op], set[int]]:
         """The ops with the tensors of the parameters in storages `ours` alone, and the storages they touch."""
         mine = {self.sets.root(storage) for storage in ours}
-        masks: dict[int, list[bool]] = {}
-        for op, parts in zip(self.ops, self.parts, strict=True):
-            if is_multi_tensor(op) and any(not self.known.isdisjoint(roots) for roots in parts):
-                masks.setdefault(len(parts), [not mine.isdisjoint(roots) for roots in parts])
-        found = (_own(op, parts, mine, masks) for op, parts in zip(self.ops, self.parts, strict=True))
-        kept = [op for op in found if op is not None]
-        return kept, {spec.storage for op in kept for spec in (*op.inputs, *op.outputs)}
+        usual: dict[int, list[int]] = {}  # places kept of lists of parameters, by the length of the lists
+        for lists in self.lists:
+            if lists is not None and lists.length not in usual and not self.known.isdisjoint(lists.of_root):
+                usual[lists.length] = lists.kept(mine)
+        found: list[Op] = []
+        for op, parts, lists in zip(self.ops, self.parts, self.lists, strict=True):
+            if lists is None:
+                own = op if not parts[0] or not mine.isdisjoint(parts[0]) else None
+            else:
+                own = lists.part(lists.kept(mine) if lists.of_root else usual.get(lists.length, list(range(lists.length))))
+            if own is not None:
+                found.append(own)
+        return found, {spec.storage for op in found for specs in (op.inputs, op.outputs) for spec in specs}
 
 
 class _Sets:
@@ -84,25 +93,42 @@ def _places(op: Op) -> list[list[int]]:
     return found
 
 
-def _own(op: Op, places: Sequence[set[int]], mine: set[int], masks: Mapping[int, Sequence[bool]]) -> Op | None:
-    """The op with what belongs to `mine`; a list of numbers alone (step counts) is cut like the lists of its length."""
-    if not is_multi_tensor(op):
-        return op if not places[0] or not mine.isdisjoint(places[0]) else None
-    keep = [not mine.isdisjoint(roots) for roots in places]
-    if not any(places):
-        keep = list(masks.get(len(places), [True] * len(places)))
-    if not any(keep):
-        return None
-    counts = Counter(op.input_names)
-    seen: Counter[str] = Counter()
-    inputs = []
-    for spec, name in zip(op.inputs, op.input_names, strict=True):
-        if counts[name] != len(places) or keep[seen[name]]:
-            inputs.append((spec, name))
-        seen[name] += 1
-    return replace(
-        op,
-        inputs=tuple(spec for spec, _ in inputs),
-        input_names=tuple(name for _, name in inputs),
-        outputs=tuple(spec for i, spec in enumerate(op.outputs) if keep[i % len(places)]),
-    )
+class _Lists:
+    """An op on lists of tensors, to be cut into the parts of some parameters.
+
+    A list of numbers alone (step counts) has no roots and is cut as the lists of its length are.
+    """
+
+    def __init__(self, op: Op, places: Sequence[set[int]]) -> None:
+        self.op, self.length = op, len(places)
+        self.of_root: dict[int, list[int]] = {}
+        for place, roots in enumerate(places):
+            for root in roots:
+                self.of_root.setdefault(root, []).append(place)
+        counts, seen = Counter(op.input_names), Counter[str]()
+        self.always: list[int] = []  # inputs that are no lists
+        self.inputs: list[list[int]] = [[] for _ in places]
+        for number, name in enumerate(op.input_names):
+            if counts[name] == self.length:
+                self.inputs[seen[name]].append(number)
+                seen[name] += 1
+            else:
+                self.always.append(number)
+
+    def kept(self, mine: set[int]) -> list[int]:
+        """Places of what belongs to the sets with these representatives."""
+        return sorted({place for root in mine for place in self.of_root.get(root, ())})
+
+    def part(self, places: Sequence[int]) -> Op | None:
+        """The op with these places of its lists alone; None without any."""
+        if not places:
+            return None
+        op = self.op
+        inputs = sorted([*self.always, *(number for place in places for number in self.inputs[place])])
+        outputs = sorted([number for place in places for number in range(place, len(op.outputs), self.length)])
+        return replace(
+            op,
+            inputs=tuple([op.inputs[i] for i in inputs]),
+            input_names=tuple([op.input_names[i] for i in inputs]),
+            outputs=tuple([op.outputs[i] for i in outputs]),
+        )

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.graph import Graph, Op
+from perfmodel.plan.columns import IntArray
 from perfmodel.plan.events import Collective, Event, link_among, link_events, op_event, waiting
-from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Piece, Segment
+from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Piece, Segment, SplicedSegment
 from perfmodel.plan.shard_graph import COLLECTIVE_OPS
 
 START = -1  # in place of an op's id: before the first
@@ -45,9 +46,19 @@ class Linked:
         self.place = {op.id: number for number, op in enumerate(ops)}
 
     @cached_property
-    def _bound(self) -> tuple[int, ...]:
-        """Places of the events that wait for others, or that would for what is put before them."""
-        return tuple(i for i, event in enumerate(self.run) if event.after or event.collective is not None)
+    def _behind(self) -> IntArray:
+        """Places of the collectives that wait for what is on the compute stream before them."""
+        columns = self.run.columns
+        wait = [_waits_for_compute(event) for event in columns.collectives]
+        found: IntArray = columns.collective_at[np.array(wait, dtype=bool)]
+        return found
+
+    @cached_property
+    def _waits(self) -> IntArray:
+        """Rows (event, event it waits for) without those waits for the compute stream."""
+        columns = self.run.columns
+        gone = np.isin(columns.waiter, self._behind) & self.run.is_compute[columns.source]
+        return np.stack([columns.waiter[~gone], columns.source[~gone]], axis=1)
 
     @cached_property
     def _storages(self) -> frozenset[int]:
@@ -58,31 +69,56 @@ class Linked:
         extra = self._at(inserted, before or {})
         if not extra and not ends:
             return self.run
-        events: list[Event] = []
-        added: list[int] = []
         cuts = sorted(extra)
-        begin = 0
-        for cut in cuts:
-            events += self.run[begin:cut]
-            added += range(len(events), len(events) + len(extra[cut]))
-            events += extra[cut]
-            begin = cut
-        events += self.run[begin:]
-        n_before_ends = len(events)
-        events += ends
-        touched = {s for i in added for s in _touched(events[i])} | {s for event in ends for s in _touched(event)}
-        if not self._storages.isdisjoint(touched):
-            plain = [waiting(event, ()) if event.after else event for event in events[:n_before_ends]]
-            return Segment(link_events((*link_events(_after_compute(plain)), *ends)))
         shifts = np.cumsum([0, *(len(extra[cut]) for cut in cuts)])
-        places = np.arange(len(self.run)) + shifts[np.searchsorted(cuts, np.arange(len(self.run)), side="right")]
-        self._moved(events, places.tolist())
-        for number in added:
-            if _waits_for_compute(events[number]):
-                last = _last_compute(events, number)
-                events[number] = waiting(events[number], (last,)) if last >= 0 else events[number]
-        link_among(events, [*added, *range(n_before_ends, len(events))])
-        return Segment.spliced(events, self.run, places)
+        numbers = np.arange(len(self.run))
+        places = numbers + shifts[np.searchsorted(cuts, numbers, side="right")]
+        n_before_ends = len(self.run) + int(shifts[-1])
+        added: dict[int, Event] = {}
+        for cut, shift in zip(cuts, shifts.tolist(), strict=False):
+            added.update(enumerate(extra[cut], cut + shift))
+        added.update(enumerate(ends, n_before_ends))
+        if not self._storages.isdisjoint({s for event in added.values() for s in _touched(event)}):
+            return self._linked_again(places, added, n_before_ends)
+        is_compute = np.zeros(len(self.run) + len(added), dtype=bool)
+        is_compute[places] = self.run.is_compute
+        is_compute[list(added)] = [event.stream == "compute" for event in added.values()]
+        last = np.maximum.accumulate(np.where(is_compute, np.arange(len(is_compute)), -1))
+        added = self._among(places, added, n_before_ends, last)
+        return SplicedSegment(self.run, places, added, self._all_waits(places, added, last), is_compute)
+
+    def _linked_again(self, places: IntArray, added: Mapping[int, Event], n_before_ends: int) -> Segment:
+        """All events linked anew, where those added touch storages of the others."""
+        at = {**dict(zip(places.tolist(), self.run, strict=True)), **added}
+        plain = [waiting(event, ()) if event.after else event for event in (at[i] for i in range(n_before_ends))]
+        ends = [at[i] for i in range(n_before_ends, len(at))]
+        return Segment(link_events((*link_events(_after_compute(plain)), *ends)))
+
+    def _among(
+        self, places: IntArray, added: Mapping[int, Event], n_before_ends: int, last: IntArray
+    ) -> dict[int, Event]:
+        """The events added, waiting for each other and collectives for what is last on the compute stream before them."""
+        found = dict(added)
+        known: dict[int, Event] = {}  # what they wait for that is not among them
+        for number, event in added.items():
+            before = int(last[number - 1]) if number and number < n_before_ends else -1
+            if before >= 0 and _waits_for_compute(event):
+                found[number] = waiting(event, (before,))
+                if before not in added:
+                    known[before] = self.run[int(np.searchsorted(places, before))]
+        events = found | known
+        link_among(events, list(added))
+        return {number: events[number] for number in added}
+
+    def _all_waits(self, places: IntArray, added: Mapping[int, Event], last: IntArray) -> IntArray:
+        """Rows (event, event it waits for), ascending, of the run's events and of those added."""
+        behind = places[self._behind]
+        behind = behind[behind > 0]
+        before = last[behind - 1]
+        compute = np.stack([behind, before], axis=1)[before >= 0]
+        more = [(number, index) for number, event in added.items() for index in event.after]
+        rows = np.concatenate([places[self._waits], compute, np.array(more, dtype=np.int64).reshape(-1, 2)])
+        return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
     def _at(self, inserted: Inserted, before: Inserted) -> dict[int, list[Event]]:
         """What is put before each place."""
@@ -94,19 +130,6 @@ class Linked:
             if before[op] and (op == START or op in self.place):
                 found.setdefault(0 if op == START else self.place[op], []).extend(before[op])
         return found
-
-    def _moved(self, events: list[Event], at: Sequence[int]) -> None:
-        """Events of the run wait for what they waited for where that stands now, collectives for what is last on compute."""
-        for place in self._bound:
-            event, number = self.run[place], at[place]
-            if _waits_for_compute(event):
-                others = [at[i] for i in event.after if self.run[i].stream != "compute"]
-                last = _last_compute(events, number)
-                after = tuple(sorted([*others, last] if last >= 0 else others))
-            else:
-                after = tuple([at[i] for i in event.after])
-            if after != event.after:
-                events[number] = waiting(event, after)
 
 
 def segment(ops: Iterable[Op], groups: Groups) -> Segment:
@@ -128,11 +151,6 @@ def _waits_for_compute(event: Event) -> bool:
     """
     collective = event.collective
     return collective is not None and not (event.stream == "comm" and collective.op == "all_gather")
-
-
-def _last_compute(events: Sequence[Event], before: int) -> int:
-    """The last event on the compute stream before a place (-1: none)."""
-    return next((i for i in range(before - 1, -1, -1) if events[i].stream == "compute"), -1)
 
 
 def _after_compute(events: Iterable[Event]) -> list[Event]:

@@ -181,7 +181,7 @@ def _buffers(spread: Spread, stage: int) -> int:
     ddp = spread.plan.data_parallel
     if spread.mesh.size(*REPLICAS) == 1 or ddp.reduce != "buckets":
         return 0
-    total = sum(p.tensor.bytes for c in spread.chunks(stage) for p in c.graph.parameters)
+    total = sum(c.facts.parameters_bytes for c in spread.chunks(stage))
     if ddp.shard == "parameters":
         largest = max((u.bytes for u in spread.units(stage) if not u.is_root), default=0)
         widest = _as_reduced(spread, largest, spread.chunks(stage)[0].graph.parameters)
