@@ -20,7 +20,7 @@ ops that only share an input.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.graph import Graph, Op, Storage, TensorSpec
@@ -46,11 +46,11 @@ class _Unit:
     before: set[int] = field(default_factory=set)
 
 
-def fuse_graph(graph: Graph) -> Graph:
-    """The graph as compiled code runs it; see the module's rule."""
+def fuse_graph(graph: Graph, elsewhere: Collection[int] = ()) -> Graph:
+    """The graph as compiled code runs it; see the module's rule. Storages used `elsewhere` are written, too."""
     units = _units(graph.ops)
     order = _in_order(units)
-    used = _outside_uses(graph, units)
+    used = _outside_uses(graph, units, elsewhere)
     ops: list[Op] = []
     position: dict[int, int] = {}
     unstored: set[int] = set()
@@ -180,9 +180,9 @@ def _in_order(units: Sequence[_Unit]) -> list[int]:
     return order
 
 
-def _outside_uses(graph: Graph, units: Sequence[_Unit]) -> Mapping[int, set[int]]:
-    """For each storage the units that touch it by an op with kernels; -1 among them if it outlives the step."""
-    used: dict[int, set[int]] = {}
+def _outside_uses(graph: Graph, units: Sequence[_Unit], elsewhere: Collection[int]) -> Mapping[int, set[int]]:
+    """For each storage the units that touch it by an op with kernels; -1 among them if it outlives the step or the graph."""
+    used: dict[int, set[int]] = {storage: {-1} for storage in elsewhere}
     for number, unit in enumerate(units):
         for op in unit.ops:
             if calls_of(op):

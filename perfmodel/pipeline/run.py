@@ -9,6 +9,7 @@ from itertools import groupby
 
 from perfmodel.collectives import CollectiveEstimate
 from perfmodel.config import PlanSpec
+from perfmodel.config.plan import MESH_DIMS
 from perfmodel.db import load_shared
 from perfmodel.db.device import Device, Pace, paced
 from perfmodel.graph import Graph
@@ -140,7 +141,7 @@ class PriceBooks:
         return self._fused[id(graph)][1]
 
     def fused_late(self, graph: Graph) -> Graph:
-        """The graph as one to be split over tensor-parallel ranks before it is compiled, for fused chains do not split."""
+        """The graph as one to be split over ranks and cut into stages before it is compiled: fused chains do not split."""
         if id(graph) not in self._late:
             self._late[id(graph)] = (graph, replace(graph))
         late = self._late[id(graph)][1]
@@ -286,7 +287,8 @@ def _placed(
     smaller = facts_of(graph).smaller
     graph = recomputed(graph, plan.recompute)
     if settings.mode == "compile":
-        graph = books.fused(graph) if plan.size("tp") == 1 else books.fused_late(graph)
+        split = any(plan.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")
+        graph = books.fused_late(graph) if split else books.fused(graph)
 
     facts_of(graph).smaller = smaller
 

@@ -8,6 +8,7 @@ from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
 from perfmodel.plan.events import Placement, RankClass
+from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import check_memory
 from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.recompute import recomputed
@@ -57,7 +58,9 @@ def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_byte
 def mesh_fits(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_bytes: Sequence[int]) -> bool:
     """Whether every rank has the memory that a plan needs. Raises InfeasiblePlanError if the model does not divide so."""
     mesh = mesh_of(plan.mesh, len(devices))
-    spread = Spread(recomputed(graph, plan.recompute), plan, mesh)
+    again = recomputed(graph, plan.recompute)
+    facts_of(again).compiler = facts_of(graph).compiler
+    spread = Spread(again, plan, mesh)
     return all(
         stage_memory(spread, stage).total_bytes <= min(memory_bytes[r] for r in mesh.members("pp", stage))
         for stage in range(mesh.size("pp"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from perfmodel.plan.mesh import Mesh
 from perfmodel.plan.schedule import Step, schedule
 from perfmodel.plan.segments import Groups
 from perfmodel.plan.sharded_states import Unit, units_of
-from perfmodel.plan.stages import Stage, cut
+from perfmodel.plan.stages import Stage, cut, numbered
 from perfmodel.plan.tensor_parallel import tensor_parallel
 from perfmodel.plan.touches import Touches
 from perfmodel.plan.v_schedule import rank_of, virtual_of
@@ -70,11 +70,7 @@ class Spread:
         facts = whole.derived(
             ("tp", tp, plan.tensor_parallel), lambda: GraphFacts(tensor_parallel(whole.graph, plan.tensor_parallel, tp))
         )
-        compiler = facts_of(graph).compiler
-        if compiler is not None:
-            split = facts.graph
-            facts = facts.derived("compiled", lambda: GraphFacts(compiler(split)))
-        self.local = facts.graph
+        self.local, self.compiler = facts.graph, facts_of(graph).compiler
         n_cuts = self.n_stages * self.n_chunks
         self.parts: tuple[Chunk, ...] = facts.derived(
             ("stages", n_cuts, plan.pipeline.blocks), partial(self._parts, facts, n_cuts)
@@ -94,7 +90,17 @@ class Spread:
             stages = cut(self.local, n_cuts, self.plan.pipeline.blocks, touches)
         else:
             stages = (Stage(graph=self.local, forward_bytes=0, backward_bytes=0, dtype="float32", shared=()),)
-        return tuple(Chunk(stage=part, facts=GraphFacts(part.graph), events=facts.op_events) for part in stages)
+        if self.compiler is None:
+            return tuple(Chunk(stage=part, facts=GraphFacts(part.graph), events=facts.op_events) for part in stages)
+        return tuple(self._compiled(part, stages) for part in stages)
+
+    def _compiled(self, part: Stage, stages: Sequence[Stage]) -> Chunk:
+        """A part as compiled code runs it: no kernel goes over a cut, and what crosses one is stored."""
+        if self.compiler is None:
+            raise RuntimeError("only a graph with a compiler is compiled")
+        elsewhere = frozenset[int]().union(*(_touched(other.graph) for other in stages if other is not part))
+        compiled = GraphFacts(self.compiler(numbered(part.graph), elsewhere))
+        return Chunk(stage=replace(part, graph=compiled.graph), facts=compiled, events=compiled.op_events)
 
     def _check_ends(self) -> None:
         tied = sorted({parameter.name for stage in self.stages for parameter in stage.shared})
@@ -192,6 +198,10 @@ def _own_and_others(rows: NDArray[np.int64], rank: int) -> tuple[Group, tuple[Gr
     groups = [tuple(row) for row in rows.tolist()]
     own = groups.pop(int(np.flatnonzero((rows == rank).any(axis=1))[0]))
     return own, tuple(groups)
+
+
+def _touched(graph: Graph) -> set[int]:
+    return {spec.storage for op in graph.ops for spec in (*op.inputs, *op.outputs)}
 
 
 def units_in(chunk: Chunk, wrap: tuple[str, ...], experts: frozenset[str] = frozenset()) -> tuple[Unit, ...]:

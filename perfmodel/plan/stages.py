@@ -67,6 +67,19 @@ def cut(
     return _Cut(touches or Touches(graph), path, stage_of_block, n_stages).stages()
 
 
+def numbered(graph: Graph) -> Graph:
+    """A stage's graph with ops numbered by their places, as in a graph of its own."""
+    place = {op.id: number for number, op in enumerate(graph.ops)}
+    return replace(
+        graph,
+        ops=tuple(op if op.id == number else replace(op, id=number) for number, op in enumerate(graph.ops)),
+        parameters=tuple(
+            p if p.grad_op is None or place[p.grad_op] == p.grad_op else replace(p, grad_op=place[p.grad_op])
+            for p in graph.parameters
+        ),
+    )
+
+
 def find_blocks(graph: Graph) -> tuple[str, int]:
     """Path of the module that holds the blocks, and their number. Raises InfeasiblePlanError if there is none."""
     seen: Counter[str] = Counter()

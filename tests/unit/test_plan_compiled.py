@@ -1,5 +1,9 @@
 """Compiled code on tensor-parallel ranks: what a rank has is split first and fused then, as torch.compile does it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import perfmodel
@@ -28,3 +32,83 @@ def test_tensor_parallel_ranks_run_compiled_code(plan) -> None:
         e.op is not None and e.op.name == "perfmodel.fused_pointwise" for e in compiled.placement.classes[0].events
     )
     assert compiled.prediction.iteration_time_s < eager.prediction.iteration_time_s
+
+
+@pytest.mark.parametrize(
+    "plan", ["pp=2,micro_batches=2", "pp=2,tp=2,micro_batches=2", "pp=2,cp=2,micro_batches=2", "pp=2,recompute=full"]
+)
+def test_no_fused_kernel_goes_over_a_cut(plan) -> None:
+    """What a stage reads and has not made is what it is sent, and no more; it makes all that the next one reads."""
+    deep = {**MODEL, "layers": 4}
+    eager, compiled = (perfmodel.predict_run(deep, "dgx_h100", plan, mode=mode) for mode in ("eager", "compile"))
+    for one, other in zip(eager.placement.classes, compiled.placement.classes, strict=True):
+        assert _moved(one.events) == _moved(other.events)
+        assert _products(one.events) == _products(other.events)
+        assert _not_made(one.events) == _not_made(other.events)
+        assert any(e.op is not None and e.op.name == "perfmodel.fused_pointwise" for e in other.events)
+        # Blocks are of one module each: a chain over the cut would mix those of two stages.
+        assert _blocks(one.events) == _blocks(other.events)
+        assert sum(e.op is not None for e in other.events) < 0.9 * sum(e.op is not None for e in one.events)
+
+
+def _moved(events) -> list[tuple[str, int]]:
+    return sorted((e.collective.op, e.collective.bytes) for e in events if e.collective is not None)
+
+
+def _products(events) -> list[tuple[int, ...]]:
+    return sorted(e.op.outputs[0].shape for e in events if e.op is not None and e.op.name == "aten.mm")
+
+
+def _blocks(events) -> set[str]:
+    modules = (e.op.module.split(".") for e in events if e.op is not None)
+    return {parts[2] for parts in modules if parts[:2] == ["model", "layers"]}
+
+
+def _not_made(events) -> set[tuple[int, ...]]:
+    """Shapes of the activations that passes read and that nothing of this stage has written."""
+    ops = [e.op for e in events if e.op is not None and e.op.phase != "optimizer" and e.op.id >= 0]
+    made = {spec.storage for op in ops for spec in op.outputs}
+    weights = {spec.storage for e in events if e.op is not None and e.op.phase == "optimizer" for spec in e.op.inputs}
+    read = {spec.storage: spec for op in ops for spec in op.inputs}
+    return {spec.shape for storage, spec in read.items() if storage not in made | weights and spec.n_elems > 4096}
+
+
+def test_compiled_ranks_of_a_ring_have_their_part_of_the_tokens() -> None:
+    """Chains are fused after the split: two ranks each run half of the pointwise work, as in eager mode."""
+    eager, compiled = (perfmodel.predict(MODEL, "dgx_h100", "cp=2", mode=mode) for mode in ("eager", "compile"))
+    whole = perfmodel.predict(MODEL, "dgx_h100", "dp=8", mode="compile")
+    assert compiled.iteration_time_s < eager.iteration_time_s
+    assert (
+        compiled.breakdown.compute_s < 0.9 * whole.breakdown.compute_s
+    )  # 1.2 times as much where chains are not split
+
+
+DETERMINISM = """
+import hashlib
+from perfmodel.api import Predictor
+MODEL = {model!r}
+for mode in ("compile", "eager"):
+    predictor = Predictor(MODEL, "dgx_a100", mode=mode)
+    for plan in {plans!r}[:: {step}]:
+        text = predictor.predict(plan).to_json()
+        print(mode, plan, hashlib.sha256(text.encode()).hexdigest())
+"""
+GRID = (
+    "fsdp,accumulate=2", "cp=2,pp=2,micro_batches=2", "tp=2,sequence=true", "pp=2,micro_batches=2,shard=gradients",
+    "pp=2,tp=2,recompute=full", "zero1,offload=true",
+)  # fmt: skip
+
+
+def test_predictions_are_the_same_bytes_in_every_process_and_order() -> None:
+    """Two processes with hash seeds of their own, one of which asks in the other order."""
+    small = {**MODEL, "hidden_size": 256, "heads": 4, "kv_heads": 4, "ffn_size": 512, "vocab_size": 512}
+    answers = []
+    for seed, step in (("1", 1), ("2", -1)):
+        script = DETERMINISM.format(model=small, plans=GRID, step=step)
+        done = subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        answers.append(sorted(done.stdout.splitlines()))
+    assert len(answers[0]) == 2 * len(GRID)
+    assert answers[0] == answers[1]
