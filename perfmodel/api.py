@@ -18,10 +18,10 @@ from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
 from perfmodel.pipeline.loader import Loader
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import Floor, PriceBooks, Run, find_floor, predict_graph
+from perfmodel.pipeline.run import Evaluation, PriceBooks, Run, evaluate_graph, evaluation_of, predict_graph
 from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
 from perfmodel.plan.facts import facts_of
-from perfmodel.sim.warm import warm_up_all
+from perfmodel.sim.warm import WARMING
 from perfmodel.topology import Topology, build_topology
 from perfmodel.units import format_percent
 
@@ -32,7 +32,7 @@ Values = Literal["meta", "real"]
 Target = Literal["cuda", "cpu"]
 Span = Literal["train", "forward_backward", "forward"]
 Machine = Source | TopologySpec | Topology
-RUNS_TO_WARM_UP = 3  # a Predictor asked so often is worth loading the compiled simulator loop (0.4 s once)
+RUNS_TO_WARM_UP = 3  # a Predictor asked so often is worth loading the compiled simulator loops beside it
 CALIBRATED = ("measured", "fitted", "derived")  # sources that `strict` accepts
 
 
@@ -201,8 +201,8 @@ class Predictor:
         """As `predict`, with the events, programs and timeline behind the prediction."""
         spec, machine, graph = self._subject(plan, batch, topology)
         self._n_runs += 1
-        if self._n_runs == RUNS_TO_WARM_UP:
-            warm_up_all()
+        if self._n_runs >= RUNS_TO_WARM_UP:
+            WARMING.go_on()
         target = self._target(machine)
         _divides(self._model, graph, lambda samples: self.graph(samples, target))
         run = predict_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
@@ -212,25 +212,19 @@ class Predictor:
             _require_calibrated(run.prediction)
         return run
 
-    def floor(
+    def evaluate(
         self, plan: Source | PlanSpec = "ddp", *, batch: int | None = None, topology: Machine | None = None
-    ) -> Floor:
-        """What an iteration takes at least, and the memory it needs, in a fraction of a prediction's time.
+    ) -> Evaluation:
+        """A plan's iteration time, where it goes, and the memory it needs, in a fraction of a prediction's time.
 
-        The floor is the prediction's own time unless `is_exact` is False: then compute that slows beside communication, or
-        a launch queue that fills, may add to it. Raises as `predict`, without advice on plans that do not fit.
+        The time is the prediction's own unless `is_exact` is False: then it is within 0.1 % of it. Raises as `predict`,
+        without advice on plans that do not fit.
         """
         spec, machine, graph = self._subject(plan, batch, topology)
-        found = find_floor(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
+        found = evaluate_graph(graph, spec, machine, db=self._db, settings=self._settings, books=self._books)
         if found is not None:
             return found
-        prediction = self.run(spec, batch=batch, topology=machine).prediction
-        return Floor(
-            iteration_time_s=prediction.iteration_time_s,
-            memory_bytes=prediction.memory_bytes,
-            samples=prediction.batch_per_rank * prediction.replicas,
-            is_exact=True,
-        )
+        return evaluation_of(self.run(spec, batch=batch, topology=machine).prediction)
 
     def _subject(
         self, plan: Source | PlanSpec, batch: int | None, topology: Machine | None

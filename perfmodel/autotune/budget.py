@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from perfmodel.errors import ConfigError
 from perfmodel.units import parse_seconds
 
-BOUNDING_FRAC = 0.5  # of a budget of time: floors take no more, so that the best of them are simulated
+BOUNDING_FRAC = 0.5  # of a budget of time: evaluations take no more, so that the best are simulated
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Budget:
         self.begin_s = self.clock()
 
     def ends_bounding(self, n_bounded: int) -> bool:
-        """Whether no more floors are to be found after `n_bounded` of them."""
+        """Whether no more plans are to be evaluated after `n_bounded` of them."""
         return n_bounded > 0 and self.time_s is not None and self._spent_s > BOUNDING_FRAC * self.time_s
 
     def ends(self, n_simulated: int) -> bool:

@@ -20,7 +20,7 @@ from perfmodel.config.reading import read_mapping
 from perfmodel.config.transformer import TransformerSpec
 from perfmodel.errors import ConfigError
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import Floor
+from perfmodel.pipeline.run import Evaluation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,14 +29,14 @@ SpaceSource = Space | Mapping[str, Sequence[Value]] | str | os.PathLike[str] | N
 
 
 class PredictorJudge:
-    """Floors and predictions of candidates by a `Predictor`."""
+    """Evaluations and predictions of candidates by a `Predictor`."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
 
-    def floor(self, candidate: Candidate) -> Floor:
-        """What its iteration takes at least, and the memory it needs."""
-        return self.predictor.floor(candidate.spec(), batch=candidate.micro_batch)
+    def evaluate(self, candidate: Candidate) -> Evaluation:
+        """Its iteration time and memory, quickly."""
+        return self.predictor.evaluate(candidate.spec(), batch=candidate.micro_batch)
 
     def predict(self, candidate: Candidate) -> Prediction:
         """Its prediction."""
@@ -103,7 +103,7 @@ class SweepOptions(RunOptions, total=False):
         global_batch: as in `search`.
         space: as in `search`.
         plans: only so many candidates, evenly spread over the space.
-        detail: `floor` (the default) or `full`; see `autotune.sweep.Subject`.
+        detail: `quick` (the default) or `full`; see `autotune.sweep.Subject`.
         backend: `loky` (the default), `dask` or `ray`; `jobs` processes (1); `scheduler`: address of a Dask scheduler.
     """
 
@@ -144,7 +144,7 @@ def run_sweep(
         n_jobs=options.pop("jobs", 1),
         scheduler=options.pop("scheduler", None),
     )
-    detail, n_plans = options.pop("detail", "floor"), options.pop("plans", None)
+    detail, n_plans = options.pop("detail", "quick"), options.pop("plans", None)
     space = options.pop("space", None)
     plain = {key: value for key, value in options.items() if key != "global_batch"}
     judge, whole = prepared(model, topology, space, cast(SearchOptions, options))

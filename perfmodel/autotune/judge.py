@@ -9,14 +9,14 @@ from typing import Protocol
 from perfmodel.autotune.space import Candidate
 from perfmodel.errors import ConfigError, suggest
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import Floor
+from perfmodel.pipeline.run import Evaluation
 
 
 class Judge(Protocol):
     """Judges candidates. Both raise PerfModelError for a candidate that does not work."""
 
-    def floor(self, candidate: Candidate) -> Floor:
-        """What its iteration takes at least, and the memory it needs."""
+    def evaluate(self, candidate: Candidate) -> Evaluation:
+        """Its iteration time and memory, quickly."""
 
     def predict(self, candidate: Candidate) -> Prediction:
         """Its prediction."""
@@ -29,29 +29,29 @@ class Objective:
     Attributes:
         name: as users write it.
         value: of a prediction.
-        floor: what the value cannot be below, from a floor; None where a floor says nothing.
+        floor: what the value cannot be below, from an evaluation; None where that says nothing.
     """
 
     name: str
     value: Callable[[Prediction], float]
-    floor: Callable[[Floor], float] | None = None
+    floor: Callable[[Evaluation], float] | None = None
 
 
 OBJECTIVES: Mapping[str, Objective] = {
     "throughput": Objective(
         name="throughput",
         value=lambda prediction: 1.0 / prediction.samples_per_s,
-        floor=lambda floor: floor.iteration_time_s / floor.samples,
+        floor=lambda evaluation: evaluation.least_s / evaluation.samples,
     ),
     "time": Objective(
         name="time",
         value=lambda prediction: prediction.iteration_time_s,
-        floor=lambda floor: floor.iteration_time_s,
+        floor=lambda evaluation: evaluation.least_s,
     ),
     "memory": Objective(
         name="memory",
         value=lambda prediction: float(prediction.memory_bytes),
-        floor=lambda floor: float(floor.memory_bytes),
+        floor=lambda evaluation: float(evaluation.memory_bytes),
     ),
 }
 

@@ -1,9 +1,9 @@
 """The best plans of a space, proven: what cannot be among them is never simulated.
 
-Every candidate gets a floor, which its value cannot be below, in a fraction of the time of a simulation; candidates that do
-not fit the memory are refused there. Then candidates are simulated in the order of their floors until so many as were asked
-for are at most as large as the next floor: what follows cannot be among the best (branch and bound with one level; Land and
-Doig 1960).
+Every candidate is evaluated in a fraction of the time of a simulation, which gives a floor that its value cannot be below (the
+evaluation less what it may be wrong by: `pipeline.run.TOLERANCE_FRAC`); candidates that do not fit the memory are refused
+there. Then candidates are simulated in the order of their floors until so many as were asked for are at most as large as the
+next floor: what follows cannot be among the best (branch and bound with one level; Land and Doig 1960).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfmodel.autotune.judge import Judge, Objective
 from perfmodel.autotune.space import Candidate, Refused
 from perfmodel.errors import ConfigError, InfeasiblePlanError, PerfModelError
 from perfmodel.pipeline.prediction import Breakdown, Prediction
-from perfmodel.pipeline.run import Floor
+from perfmodel.pipeline.run import Evaluation
 from perfmodel.plan.memory import MemoryShortfallError
 from perfmodel.units import format_bytes, format_time
 
@@ -137,7 +137,7 @@ def find_best(
 
     Args:
         found: candidates, and what was refused before.
-        judge: gives floors and predictions.
+        judge: gives evaluations and predictions.
         objective: what is to be small.
         top: how many to rank.
         budget: how much may be done; None: as much as a proof takes.
@@ -233,14 +233,14 @@ def _bounded(
             n_unseen = len(candidates) - number
             break
         if progress is not None:
-            progress("bounding", number, len(candidates))
+            progress("evaluating", number, len(candidates))
         try:
-            floor: Floor = judge.floor(candidate)
+            evaluation: Evaluation = judge.evaluate(candidate)
         except PerfModelError as error:
             refused.append(Refused(label=candidate.label, reason=_line(error)))
             nearest.see(candidate, error)
             continue
-        rows.append((objective.floor(floor) if objective.floor else -math.inf, candidate.label, candidate))
+        rows.append((objective.floor(evaluation) if objective.floor else -math.inf, candidate.label, candidate))
     return sorted(rows, key=lambda row: row[:2]), n_unseen
 
 

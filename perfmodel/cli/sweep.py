@@ -20,10 +20,10 @@ from perfmodel.cli.console import OUT_FILE, Waiting, note
 @click.option("--plans", type=click.IntRange(min=1), help="Only so many plans, evenly spread over the space.")
 @click.option(
     "--detail",
-    type=click.Choice(["floor", "full"]),
-    default="floor",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
     show_default=True,
-    help="The least time of each plan, quick and nearly always the prediction's; or full predictions.",
+    help="The time of each plan within 0.1 % of its prediction's; or full predictions, with their ranges.",
 )
 @click.option(
     "--backend",

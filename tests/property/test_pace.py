@@ -1,4 +1,5 @@
-"""The pace of a segmented plan equals the simulation of its tasks to the picosecond, and is never above a prediction."""
+"""The pace of a segmented plan against the simulation of its tasks: equal to the picosecond where nothing slows anything, and
+within 0.1 % where compute and collectives slow each other."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from perfmodel.api import as_topology, extract_graph
 from perfmodel.config import load_plan
 from perfmodel.errors import ConfigError, InfeasiblePlanError
-from perfmodel.pipeline import pace, programs, queued_pace
-from perfmodel.pipeline.run import PriceBooks, find_floor, predict_graph
+from perfmodel.pipeline import pace, programs, replay, replay_loop
+from perfmodel.pipeline.run import TOLERANCE_FRAC, PriceBooks, evaluate_graph, predict_graph
 from perfmodel.pipeline.script import NotSegmentedError, script_of
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.plan import passes
@@ -21,6 +22,7 @@ SMALL = {
     "kind": "transformer", "name": "small", "architecture": "gpt2", "batch_size": 1, "precision": "bf16", "optimizer": "adamw",
     "vocab_size": 512, "hidden_size": 256, "layers": 4, "heads": 4, "max_positions": 128,
 }  # fmt: skip
+WIDE = SMALL | {"hidden_size": 4096, "heads": 32, "max_positions": 2048}  # its kernels outlast their launches
 SETTINGS = RunSettings(bounds=False)
 ALONE = RunSettings(bounds=False, overlap=False)  # nothing slows what runs beside it
 BOOKS = PriceBooks()
@@ -29,6 +31,11 @@ BOOKS = PriceBooks()
 @lru_cache
 def small():
     return extract_graph(SMALL)
+
+
+@lru_cache
+def wide():
+    return extract_graph(WIDE)
 
 
 @lru_cache
@@ -52,27 +59,28 @@ plans = st.builds(
 )
 
 
-def both(text, topology, settings=ALONE):
+def both(text, topology, settings=ALONE, graph=small):
     plan = load_plan(text)
-    floor = find_floor(small(), plan, topology, db=None, settings=settings, books=BOOKS)
-    return floor, predict_graph(small(), plan, topology, settings=settings, books=BOOKS)
+    found = evaluate_graph(graph(), plan, topology, db=None, settings=settings, books=BOOKS)
+    return found, predict_graph(graph(), plan, topology, settings=settings, books=BOOKS)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=plans)
 def test_the_pace_is_that_of_the_simulated_tasks(text) -> None:
-    """Without slowdown beside communication, and no stream of this model fills the launch queue: every floor is exact."""
+    """Without slowdown beside communication, and no stream of this model fills the launch queue."""
     try:
-        floor, run = both(text, machine("dgx_h100", 2))
+        found, run = both(text, machine("dgx_h100", 2))
     except (ConfigError, InfeasiblePlanError):
         return
-    if floor is None:
+    if found is None:
         assert text.startswith("tp=1,pp=1"), "only plain data parallelism has no segments"
         assert "shard=nothing" in text
         return
-    assert floor.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
-    assert floor.memory_bytes == run.prediction.memory_bytes
-    assert floor.samples == run.prediction.batch_per_rank * run.prediction.replicas
+    assert found.is_exact
+    assert found.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
+    assert found.memory_bytes == run.prediction.memory_bytes
+    assert found.samples == run.prediction.batch_per_rank * run.prediction.replicas
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,12 +90,12 @@ def test_the_pace_behind_a_launch_queue_is_that_of_the_simulated_tasks(text, dep
         for module in (pace, programs):
             patch.setattr(module, "LAUNCH_QUEUE_DEPTH", depth)
         try:
-            floor, run = both(text, machine("dgx_h100", 2))
+            found, run = both(text, machine("dgx_h100", 2))
         except (ConfigError, InfeasiblePlanError):
             return
-    if floor is not None:
-        assert floor.is_exact
-        assert floor.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
+    if found is not None:
+        assert found.is_exact
+        assert found.iteration_time_s == ps_to_seconds(float(run.steady.iteration_ps))
 
 
 def test_a_short_launch_queue_lengthens_an_iteration_without_numba_as_well(monkeypatch) -> None:
@@ -96,32 +104,67 @@ def test_a_short_launch_queue_lengthens_an_iteration_without_numba_as_well(monke
     for module in (pace, programs):
         monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 1)
     compiled, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
-    monkeypatch.setattr(queued_pace, "has_numba", lambda: False)
+    monkeypatch.setattr(replay, "has_numba", lambda: False)
     plain, _ = both("tp=2,pp=2,accumulate=2", machine("dgx_h100", 2))
     assert plain == compiled
     assert plain.iteration_time_s > free.iteration_time_s
 
 
-def test_floors_are_the_same_whatever_was_forgotten(monkeypatch) -> None:
+def test_evaluations_are_the_same_whatever_was_forgotten(monkeypatch) -> None:
     """A sweep over sizes of buckets makes more segments than are kept."""
     plans = [load_plan(f"tp=2,pp=2,accumulate={n},bucket_cap={n}00KiB") for n in (2, 3, 2)]
     topology = machine("dgx_h100", 2)
-    kept = [find_floor(small(), plan, topology, db=None, settings=SETTINGS, books=BOOKS) for plan in plans]
+    kept = [evaluate_graph(small(), plan, topology, db=None, settings=SETTINGS, books=BOOKS) for plan in plans]
     monkeypatch.setattr(passes, "MAX_PASSES", 1)
-    monkeypatch.setattr(pace, "MAX_TASKS", 0)
+    monkeypatch.setattr(pace, "MAX_ROWS", 0)
     books = PriceBooks()
-    fresh = [find_floor(small(), plan, topology, db=None, settings=SETTINGS, books=books) for plan in plans]
+    fresh = [evaluate_graph(small(), plan, topology, db=None, settings=SETTINGS, books=books) for plan in plans]
     assert fresh == kept
     assert kept[0] == kept[2] != kept[1]
 
 
-@pytest.mark.parametrize(
-    "text", ["shard=parameters", "shard=gradients", "tp=2,pp=2,accumulate=4", "tp=2,shard=optimizer"]
-)
-def test_the_floor_is_not_above_a_prediction_where_compute_slows_beside_communication(text) -> None:
-    floor, run = both(text, machine("dgx_a100", 1), SETTINGS)
-    assert not floor.is_exact
-    assert floor.iteration_time_s <= run.prediction.iteration_time_s
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=plans, name=st.sampled_from(["dgx_h100", "dgx_a100"]))
+def test_the_pace_under_slowdown_is_near_that_of_the_simulated_tasks(text, name) -> None:
+    """Both search for the same steady state, each in its own way; what they may differ by is what `search` allows for."""
+    try:
+        found, run = both(text, machine(name, 2), SETTINGS, wide)
+    except (ConfigError, InfeasiblePlanError):
+        return
+    if found is None:
+        return
+    assert found.iteration_time_s == pytest.approx(run.prediction.iteration_time_s, rel=TOLERANCE_FRAC)
+    assert found.memory_bytes == run.prediction.memory_bytes
+    parts = found.compute_s + found.host_bound_s + found.wait_s
+    assert parts == pytest.approx(found.iteration_time_s, rel=5 * TOLERANCE_FRAC)
+
+
+@pytest.mark.parametrize("text", ["shard=parameters,accumulate=2", "tp=2,pp=2,accumulate=3,shard=optimizer"])
+def test_slowdown_without_numba_is_the_same(monkeypatch, text) -> None:
+    compiled, _ = both(text, machine("dgx_a100", 2), SETTINGS, wide)
+    monkeypatch.setattr(replay, "has_numba", lambda: False)
+    plain, _ = both(text, machine("dgx_a100", 2), SETTINGS, wide)
+    alone, _ = both(text, machine("dgx_a100", 2), ALONE, wide)
+    assert plain == compiled
+    assert not plain.is_exact
+    assert plain.iteration_time_s > alone.iteration_time_s, "what runs beside communication slows"
+
+
+def test_a_kernel_under_a_collective_takes_as_long_as_its_pace_says() -> None:
+    """By hand: 1,000 ps of work that memory takes half of, from 0 on; a collective from 400 to 900 holds a tenth and moves so
+    much that a kernel of memory alone loses four tenths. It loses 3 of 10: 400 + 500 x 0.7 = 750 of the work is done at 900,
+    and the rest at 1,150. The collective met half of the memory for 500 ps."""
+    none = {"kernel_ptr": [0, 0, 0, *[1] * 20], "lane_ptr": [0, 1], "lanes": [2]}
+    a = replay_loop.Plan(**{key: none.get(key, []) for key in replay_loop.Plan._fields})
+    some = {
+        "now": [900], "begin": [400], "holds": [100], "moves": [400], "early": [0], "soon": [0], "met": [0.0],
+        "place": [0] * 22, "running": [-1] * 22, "until": [replay_loop.NEVER], "held": [0], "traffic": [0], "area": [0.0],
+    }  # fmt: skip
+    s = replay_loop.State(**{key: some.get(key, []) for key in replay_loop.State._fields})
+    replay_loop.look_around(a, s, 0, 0, 0)
+    assert s.until == [400]
+    assert replay_loop.run_over(a, s, 0, (0, 1000, 1000, 500), 0) == 1150
+    assert s.met == [500 * 500]
 
 
 def test_classes_that_share_their_collectives_are_left_to_the_simulator() -> None:

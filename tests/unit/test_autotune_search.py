@@ -14,7 +14,7 @@ from perfmodel.autotune.search import find_best, why_behind
 from perfmodel.autotune.space import Candidate, Refused, Space, candidates, default_space
 from perfmodel.errors import ConfigError, InfeasiblePlanError
 from perfmodel.pipeline.prediction import Prediction
-from perfmodel.pipeline.run import Floor
+from perfmodel.pipeline.run import Evaluation
 
 SMALL = {
     "kind": "transformer", "name": "small", "architecture": "gpt2", "batch_size": 1, "precision": "bf16", "optimizer": "adamw",
@@ -52,14 +52,22 @@ def test_what_is_ruled_out_is_not_simulated() -> None:
 
 
 class Table:
-    """A judge with given floors and values; `asked` says in which order it was asked for predictions."""
+    """A judge with given evaluations and values; `asked` says in which order it was asked for predictions."""
 
     def __init__(self, rows, prediction) -> None:
         self.rows, self.prediction, self.asked = rows, prediction, []
 
-    def floor(self, candidate) -> Floor:
-        floor, _ = self.rows[candidate.micro_batch - 1]
-        return Floor(iteration_time_s=floor, memory_bytes=1, samples=1, is_exact=False)
+    def evaluate(self, candidate) -> Evaluation:
+        time_s, _ = self.rows[candidate.micro_batch - 1]
+        return Evaluation(
+            iteration_time_s=time_s,
+            compute_s=time_s,
+            host_bound_s=0.0,
+            wait_s=0.0,
+            memory_bytes=1,
+            samples=1,
+            is_exact=False,
+        )
 
     def predict(self, candidate) -> Prediction:
         from dataclasses import replace
@@ -112,7 +120,7 @@ def test_a_function_of_a_prediction_is_an_objective_without_floors() -> None:
 def test_every_candidate_has_the_global_batch_and_is_there_once() -> None:
     rows = plans()
     assert len(set(rows)) == len(rows)
-    samples = {judge().floor(c).samples for c in rows}
+    samples = {judge().evaluate(c).samples for c in rows}
     assert samples == {16}
 
 

@@ -1,0 +1,398 @@
+"""The loop behind `pipeline.replay`: one iteration of a plan's segments, plain Python on lists or compiled by numba on arrays.
+
+Names in a row, a segment and a step: `pipeline.rows` and `pipeline.script`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from perfmodel.pipeline.rows import N_CLOCKS, N_STREAMS
+from perfmodel.pipeline.script import END, ISSUE, RUN, WAIT
+from perfmodel.sim.overlap_loop import FULL_PACE, MOST_LOST
+from perfmodel.sim.program import COMPUTE, COPY, HOST
+
+NEVER = -(1 << 60)  # ps; before every time there is, with room to add to it
+LATER = 1 << 60  # ps; after every time there is
+DAMPED_FROM = 5  # iterations; what is expected of collectives then goes half of the way, lest it swing to and fro
+# Columns of `State.spent`, by class: kernels' work and time, and time before kernels that waited for the host or for others.
+WORKED, COMPUTED, HOSTED, WAITED = range(4)
+
+
+class Plan(NamedTuple):
+    """What the loop reads, as int64 arrays or lists: steps and members (`Script`), rows and segments (`RowArrays`).
+
+    `latency` is a class's launch latency. A lane is a class times N_STREAMS plus a stream: its kernels stand in arrays by
+    kernel from kernel_ptr[lane]. `lanes` are those of communication, of each class from lane_ptr.
+    """
+
+    steps: Any
+    members: Any
+    stream: Any
+    host: Any
+    work: Any
+    memory: Any
+    holds: Any
+    moves: Any
+    first_dep: Any
+    end_dep: Any
+    end_run: Any
+    run_host: Any
+    before: Any
+    lag: Any
+    segments: Any
+    held: Any
+    latency: Any
+    kernel_ptr: Any
+    lane_ptr: Any
+    lanes: Any
+
+
+class State(NamedTuple):
+    """What changes; `ends` and `ended` are workspace.
+
+    By class: `clocks`; host time `pending`; where compute stood when the iteration `opened`, and when its last kernel ended
+    (`last`); what collectives beside it hold and move (`held`, `traffic`, permille) and `until` when, and the memory that
+    its kernels have wanted meanwhile (`area`, permille times ps); the times `spent`. Times by slot: `slots`.
+
+    By lane: how many kernels it has launched (`count`); of collectives the `place` of the first that has not ended (from
+    those of the iteration before on, negative), the one `running` beside kernels now (-1: none), and by how much those
+    to come are later than expected (`shift`).
+
+    By kernel: its end in this iteration (`now`, NEVER: not known yet) and in the one before (`then`). By kernel that is a
+    collective: where it begins (`begin`, `began`), what it `holds` and `moves`, whether kernels ran beside it before it was
+    known (`early`) and the next such one of its lane (`soon`), when it is expected to begin and end after the iteration
+    opens (`soonest`, `latest`), what kernels beside it wanted of memory (`met`), and the share of its pace `lost`.
+    """
+
+    clocks: Any
+    slots: Any
+    pending: Any
+    opened: Any
+    last: Any
+    held: Any
+    traffic: Any
+    until: Any
+    area: Any
+    spent: Any
+    count: Any
+    place: Any
+    running: Any
+    shift: Any
+    now: Any
+    then: Any
+    begin: Any
+    began: Any
+    holds: Any
+    moves: Any
+    early: Any
+    soon: Any
+    soonest: Any
+    latest: Any
+    met: Any
+    lost: Any
+    ends: Any
+    ended: Any
+
+
+def open_iteration(a: Plan, s: State, number: int) -> None:
+    """Clears what is counted anew, and expects collectives where they were, and as slow."""
+    for i in range(len(s.count)):
+        s.count[i] = 0
+    for cls in range(len(s.pending)):
+        s.until[cls] = NEVER
+        for what in range(4):
+            s.spent[cls][what] = 0
+        for stream in range(N_STREAMS):
+            s.clocks[cls][2 * stream + 1] = NEVER
+    if number > 0:
+        for i in range(len(s.now)):
+            s.then[i] = s.now[i]
+        for i in range(len(a.lanes)):
+            expect(a, s, a.lanes[i], number >= DAMPED_FROM)
+    for cls in range(len(s.opened)):
+        s.opened[cls] = s.clocks[cls][2 * COMPUTE]
+
+
+def expect(a: Plan, s: State, lane: int, damped: bool) -> None:
+    """What is expected of the collectives of a lane in the iteration to come."""
+    cls = lane // N_STREAMS
+    low, high = a.kernel_ptr[lane], a.kernel_ptr[lane + 1]
+    opened, reached = s.opened[cls], s.clocks[cls][2 * COMPUTE]
+    if s.running[lane] >= 0:
+        s.met[s.running[lane]] += s.area[cls]
+        s.running[lane] = -1
+    soon = high
+    for k in range(high - 1, low - 1, -1):
+        if s.early[k]:
+            soon = k
+        s.soon[k] = soon
+        lost = 0.0
+        if s.moves[k] > 0 and s.now[k] > s.begin[k]:
+            lost = min(s.moves[k] * s.met[k] / (s.now[k] - s.begin[k]) / FULL_PACE, MOST_LOST) / FULL_PACE
+        begin, end = s.begin[k] - opened, s.now[k] - opened
+        s.lost[k] = (s.lost[k] + lost) / 2 if damped else lost
+        s.soonest[k] = (s.soonest[k] + begin) // 2 if damped else begin
+        s.latest[k] = (s.latest[k] + end) // 2 if damped else end
+        s.met[k], s.began[k], s.now[k] = 0.0, s.begin[k], NEVER
+    place = min(s.place[lane] - (high - low), 0)
+    while place > low - high and s.then[high + place - 1] > reached:
+        place -= 1
+    s.place[lane], s.shift[lane] = place, reached
+
+
+def span_at(a: Plan, s: State, lane: int, place: int, period: int) -> tuple[int, int, int]:
+    """The collective at a place of a lane, when it begins and ends; -1 and the next place to look at where nobody knows."""
+    low, n = a.kernel_ptr[lane], a.kernel_ptr[lane + 1] - a.kernel_ptr[lane]
+    if place < 0:  # of the iteration before
+        k = low + n + place
+        return k, s.began[k], s.then[k]
+    later = place >= n  # of the iteration to come
+    k = low + place - n if later else low + place
+    is_known = s.now[k] != NEVER
+    if s.early[k] == 0 and (later or not is_known):
+        return -1, max(s.soon[k] - low + (n if later else 0), place + 1), 0
+    begin, end = s.begin[k], s.now[k]
+    if not is_known:
+        begin, end = s.soonest[k] + s.shift[lane], s.latest[k] + s.shift[lane]
+    return (k, begin + period, end + period) if later else (k, begin, end)
+
+
+def look_around(a: Plan, s: State, cls: int, at: int, period: int) -> None:
+    """Finds what runs beside the kernels of a class at a time, and until when; what ran till now has met its kernels."""
+    until, held, traffic, met = LATER, 0, 0, s.area[cls]
+    s.area[cls] = 0.0
+    for i in range(a.lane_ptr[cls], a.lane_ptr[cls + 1]):
+        lane = a.lanes[i]
+        if s.running[lane] >= 0:
+            s.met[s.running[lane]] += met
+            s.running[lane] = -1
+        place, behind = s.place[lane], 2 * (a.kernel_ptr[lane + 1] - a.kernel_ptr[lane])
+        while place < behind:
+            k, begin, end = span_at(a, s, lane, place, period)
+            if k < 0:
+                place = begin
+            elif end <= at:
+                place += 1
+            else:
+                if begin > at:
+                    until = min(until, begin)
+                else:
+                    until = min(until, end)
+                    held += s.holds[k]
+                    traffic += s.moves[k]
+                    s.running[lane] = k
+                break
+        s.place[lane] = place
+    s.until[cls], s.held[cls], s.traffic[cls] = until, held, traffic
+
+
+def run_over(a: Plan, s: State, cls: int, kernel: tuple[int, int, int, int], period: int) -> int:
+    """When a kernel ends that outlasts what is beside it: when it begins and would end so, its work, and memory's share."""
+    at, end, work, memory = kernel
+    left = 1.0 * work
+    while end > s.until[cls]:
+        lost = min(s.held[cls] + s.traffic[cls] * memory / FULL_PACE, MOST_LOST) / FULL_PACE
+        reached = s.until[cls]
+        s.area[cls] += memory * (reached - at)
+        left -= (reached - at) * (1.0 - lost)
+        at = reached
+        look_around(a, s, cls, at, period)
+        lost = min(s.held[cls] + s.traffic[cls] * memory / FULL_PACE, MOST_LOST) / FULL_PACE
+        end = at + int(left / (1.0 - lost) + 0.5)
+    s.area[cls] += memory * (end - at)
+    return end
+
+
+def run_collective(s: State, where: tuple[int, int, int], span: tuple[int, int], shares: tuple[int, int]) -> None:
+    """A collective (lane, kernel, place) begins and ends: what its class's kernels were to find may have changed."""
+    lane, k, place = where
+    cls = lane // N_STREAMS
+    s.begin[k], s.now[k] = span
+    s.holds[k], s.moves[k] = shares
+    s.shift[lane] = s.now[k] - s.latest[k]
+    s.place[lane] = min(s.place[lane], place)
+    s.early[k] = s.begin[k] < s.last[cls]
+    s.until[cls] = NEVER
+
+
+def queue_place(a: Plan, s: State, lane: int, depth: int, number: int) -> int:
+    """Where the kernel stands that the next launch of a lane waits for: in `now`, or behind it in `then`; -1: none."""
+    k = s.count[lane] - depth
+    if k >= 0:
+        return a.kernel_ptr[lane] + k  # type: ignore[no-any-return]  # of an array or a list
+    n = a.kernel_ptr[lane + 1] - a.kernel_ptr[lane]
+    if k + n >= 0 and number > 0:
+        return len(s.now) + a.kernel_ptr[lane + 1] + k  # type: ignore[no-any-return]  # as above
+    return -1
+
+
+def replay_loop(a: Plan, s: State, how: tuple[int, int, int, bool]) -> None:  # noqa: C901, PLR0912, PLR0915 -- see below
+    """One iteration. One flat function on local names, as `sim.overlap_loop` explains.
+
+    `how`: depth of the launch queue, number of the iteration, the period expected, and whether anything slows anything.
+    """
+    depth, number, period, slows = how
+    before, lag, ends, ended = a.before, a.lag, s.ends, s.ended
+    kernel_ptr, count, now, then, slots = a.kernel_ptr, s.count, s.now, s.then, s.slots
+    stream_of, host_of, work_of, memory_of = a.stream, a.host, a.work, a.memory
+    first_dep, end_dep, end_run, run_host = a.first_dep, a.end_dep, a.end_run, a.run_host
+    until, held, traffic, area, last = s.until, s.held, s.traffic, s.area, s.last
+    open_iteration(a, s, number)
+    for i in range(len(a.steps)):
+        step = a.steps[i]
+        what, cls, first, second, third = step[0], step[1], step[2], step[3], step[4]
+        clock = s.clocks[cls]
+        base = cls * N_STREAMS
+        if what == RUN:
+            segment = a.segments[first]
+            begin_row, r, end_row = segment[0], segment[0], segment[1]
+            latency, pending = a.latency[cls], s.pending[cls]
+            hosted, waited, worked, computed = 0, 0, 0, 0
+            for c in range(N_CLOCKS):
+                ended[c] = clock[c]
+            host = clock[0]
+            while r < end_row:
+                stop = end_run[r]
+                if r < stop <= r + depth:  # kernels of the compute stream that wait for nothing else
+                    lane = base + COMPUTE
+                    queued = count[lane] - depth
+                    reached = host
+                    if queued >= 0:
+                        reached = max(host, now[kernel_ptr[lane] + queued + stop - 1 - r])
+                    elif number > 0 and queued + stop - 1 - r + kernel_ptr[lane + 1] - kernel_ptr[lane] >= 0:
+                        reached = LATER
+                    at = clock[2 * COMPUTE]
+                    if reached + pending + run_host[r] + latency <= at:  # all launched before the first begins
+                        waited += at - last[cls]
+                        k = kernel_ptr[lane] + count[lane]
+                        for j in range(r, stop):
+                            if queued >= 0 and now[k - depth] > host:
+                                host = now[k - depth]
+                            host += pending + host_of[j]
+                            pending = 0
+                            work, memory = work_of[j], memory_of[j]
+                            end = at + work
+                            if slows:
+                                if at >= until[cls]:
+                                    look_around(a, s, cls, at, period)
+                                lost = held[cls] + traffic[cls] * memory / FULL_PACE
+                                if lost > 0:
+                                    end = at + int(work / (1.0 - min(lost, MOST_LOST) / FULL_PACE) + 0.5)
+                                if end > until[cls]:
+                                    end = run_over(a, s, cls, (at, end, work, memory), period)
+                                else:
+                                    area[cls] += memory * (end - at)
+                            worked += work
+                            computed += end - at
+                            now[k] = end
+                            k += 1
+                            ends[2 * (j - begin_row)] = host
+                            ends[2 * (j - begin_row) + 1] = end
+                            at = end
+                        last[cls] = at
+                        clock[2 * COMPUTE] = at
+                        clock[2 * COMPUTE + 1] = at
+                        count[lane] += stop - r
+                        r = stop
+                        continue
+                stream, host_ps, place = stream_of[r], host_of[r], 2 * (r - begin_row)
+                if stream == HOST:  # host work alone
+                    for d in range(first_dep[r], end_dep[r]):
+                        on = before[d]
+                        reached = (ended[on] if on < N_CLOCKS else ends[on - N_CLOCKS]) + lag[d]
+                        host = max(host, reached)
+                launched = memory_of[r] if stream == HOST else stream
+                lane = base + launched
+                if host_ps >= 0:
+                    if launched >= 0:
+                        at = queue_place(a, s, lane, depth, number)
+                        if at >= 0:
+                            host = max(host, now[at] if at < len(now) else then[at - len(now)])
+                    host += pending + host_ps
+                    pending = 0
+                    ends[place] = host
+                r += 1
+                if stream == HOST:
+                    continue
+                free = at = clock[2 * stream]
+                if host_ps >= 0:
+                    at = max(at, host + latency)
+                by_host = at - free
+                for d in range(first_dep[r - 1], end_dep[r - 1]):
+                    on = before[d]
+                    reached = (ended[on] if on < N_CLOCKS else ends[on - N_CLOCKS]) + lag[d]
+                    at = max(at, reached)
+                k, work, memory = kernel_ptr[lane] + count[lane], work_of[r - 1], memory_of[r - 1]
+                end = at + work
+                if stream == COMPUTE:
+                    if slows:
+                        if at >= until[cls]:
+                            look_around(a, s, cls, at, period)
+                        lost = held[cls] + traffic[cls] * memory / FULL_PACE
+                        if lost > 0:
+                            end = at + int(work / (1.0 - min(lost, MOST_LOST) / FULL_PACE) + 0.5)
+                        if end > until[cls]:
+                            end = run_over(a, s, cls, (at, end, work, memory), period)
+                        else:
+                            area[cls] += memory * (end - at)
+                    hosted += by_host
+                    waited += at - last[cls] - by_host
+                    worked += work
+                    computed += end - at
+                    last[cls] = end
+                    now[k] = end
+                elif slows and stream != COPY:
+                    end = at + int(work / (1.0 - s.lost[k]) + 0.5)
+                    run_collective(s, (lane, k, count[lane]), (at, end), (a.holds[r - 1], a.moves[r - 1]))
+                else:
+                    now[k] = end
+                count[lane] += 1
+                ends[place + 1] = end
+                clock[2 * stream] = end
+                clock[2 * stream + 1] = end
+            spent = s.spent[cls]
+            spent[WORKED] += worked
+            spent[COMPUTED] += computed
+            spent[HOSTED] += hosted
+            spent[WAITED] += waited
+            clock[0] = host
+            s.pending[cls] = pending + segment[2]
+            for h in range(segment[3], segment[4]):
+                left = a.held[h]
+                reached = ends[2 * left[1] + 1] if left[1] >= 0 else ended[2 * left[2] + 1]
+                clock[2 * left[0]] = max(clock[2 * left[0]], reached)
+        elif what == WAIT:
+            clock[2 * first] = max(clock[2 * first], slots[second])
+        elif what == ISSUE:
+            lane = base + first
+            at = queue_place(a, s, lane, depth, number)
+            if at >= 0:
+                clock[0] = max(clock[0], now[at] if at < len(now) else then[at - len(now)])
+            clock[0] += s.pending[cls] + second
+            s.pending[cls] = 0
+            count[lane] += 1
+            slots[third] = max(clock[2 * first], clock[0] + a.latency[cls])
+        elif what == END:
+            at, most = NEVER, 0.0
+            for m in range(first, second):
+                member = a.members[m]
+                lane = member[0] * N_STREAMS + member[1]
+                at = max(at, slots[member[2]])
+                most = max(most, s.lost[kernel_ptr[lane] + count[lane] - 1])
+            end = at + int(third / (1.0 - most) + 0.5)
+            for m in range(first, second):
+                member = a.members[m]
+                lane = member[0] * N_STREAMS + member[1]
+                place = count[lane] - 1
+                slots[member[2]] = end
+                s.clocks[member[0]][2 * member[1]] = end
+                s.clocks[member[0]][2 * member[1] + 1] = end
+                now[kernel_ptr[lane] + place] = end
+                if slows:
+                    run_collective(s, (lane, kernel_ptr[lane] + place, place), (at, end), (member[3], member[4]))
+        else:  # WAIT_LAST
+            clock[2 * first] = max(clock[2 * first], clock[2 * second + 1])
+
+
+HELPERS = (expect, open_iteration, span_at, look_around, run_over, run_collective, queue_place)
