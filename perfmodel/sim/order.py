@@ -153,8 +153,11 @@ class Links(NamedTuple):
     group_member: Any
 
 
-def general_order(wiring: Wiring) -> IntArray:
-    """Kahn's algorithm over units (a lone task, or a whole group); leaves out what waits in a circle."""
+def general_order(wiring: Wiring, *, numba: bool | None = None) -> IntArray:
+    """Kahn's algorithm over units (a lone task, or a whole group); leaves out what waits in a circle.
+
+    `numba` says how to run: compiled or plain Python; None leaves it to the size.
+    """
     owner = np.repeat(np.arange(wiring.n_tasks), np.diff(wiring.dep_ptr))
     has_prev = np.flatnonzero(wiring.prev >= 0)
     sources = np.concatenate([wiring.dep_index, wiring.prev[has_prev]])
@@ -171,7 +174,7 @@ def general_order(wiring: Wiring) -> IntArray:
         group_ptr=wiring.group_ptr,
         group_member=wiring.group_member,
     )
-    if use_numba(kahn_loop, wiring.n_tasks):
+    if use_numba(kahn_loop, wiring.n_tasks) if numba is None else numba:
         order = np.zeros(wiring.n_tasks, dtype=np.int64)
         count = compiled_loop(kahn_loop, append_unit)(links, missing, order)
         return order[:count]

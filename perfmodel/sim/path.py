@@ -72,8 +72,11 @@ def critical_stretches(timeline: Timeline) -> Stretches:
     return Stretches(task, start, end, [CAUSES[code] for code in cause], [bool(one) for one in lag])
 
 
-def critical_rows(timeline: Timeline) -> IntArray:
-    """`critical_path` as rows (global task index, start, end, place of the cause in CAUSES, 1 for a lag)."""
+def critical_rows(timeline: Timeline, *, numba: bool | None = None) -> IntArray:
+    """`critical_path` as rows (global task index, start, end, place of the cause in CAUSES, 1 for a lag).
+
+    `numba` says how to walk: compiled or plain Python; None leaves it to the size.
+    """
     n = timeline.compiled.n_tasks
     if not n:
         return np.zeros((0, 5), dtype=np.int64)
@@ -92,7 +95,7 @@ def critical_rows(timeline: Timeline) -> IntArray:
     )
     last = int(np.argmax(timeline.end_ps))
     rows = np.zeros((2 * n + 1, 5), dtype=np.int64)
-    if use_numba(walk_loop, n):
+    if use_numba(walk_loop, n) if numba is None else numba:
         count = compiled_loop(walk_loop)(arrays, last, timeline.begin_ps, rows)
         rows = rows[:count]
     else:

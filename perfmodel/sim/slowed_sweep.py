@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from perfmodel.sim.overlap_loop import FULL_PACE, MOST_LOST
 
-MAX_SWEEPS = 64  # by then iterations either repeat or alternate between several
-EXACT_SWEEPS = 32  # from here on they may differ by the part below: rounding can keep single picoseconds alive
+MAX_SWEEPS = 128  # by then iterations either repeat or alternate between several
+EXACT_SWEEPS = 64  # from here on they may differ by the part below: rounding can keep single picoseconds alive
 SETTLED_PARTS = 10_000_000  # of the iteration time: one is that part
 NEVER = 1 << 62  # ps, behind every time
 ALTERNATING = -1  # in place of a growth: iterations that do not repeat one by one

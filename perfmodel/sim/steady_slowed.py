@@ -168,7 +168,8 @@ def _links(compiled: Compiled, seam: Seam, rivals: Rivals) -> Links:
         item=item,
         item_ptr=np.searchsorted(rivals.slot[item], np.arange(n_slots + 1)),
     )
-    return Links(*(np.ascontiguousarray(array, dtype=np.int64) for array in links))
+    # The one kind of array that the compiled loop is loaded for.
+    return Links(*(np.require(array, dtype=np.int64, requirements=["C", "W"]) for array in links))
 
 
 def _state(links: Links, compiled: Compiled, seam: Seam) -> State:

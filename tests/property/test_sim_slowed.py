@@ -11,6 +11,7 @@ from perfmodel.sim import COMM, COMPUTE, HOST, Program, Task, compile_programs
 from perfmodel.sim.check import check_timeline
 from perfmodel.sim.loops import has_numba
 from perfmodel.sim.rivals import OverlapModel
+from perfmodel.sim.slowed_sweep import EXACT_SWEEPS
 from perfmodel.sim.steady import CarryDep, simulate_steady_compiled
 from perfmodel.sim.steady_overlap import simulate_overlapped_steady
 from perfmodel.sim.steady_slowed import SlowedPrograms, simulate_slowed
@@ -68,7 +69,7 @@ def test_iterations_that_run_into_each_other_keep_the_law(case, seed):
     compiled, model = compile_programs(case), shares(case, seed)
     slowed = SlowedPrograms(compiled, (), model)
     [(count, growth, begin_ps)], state = slowed._settle(compiled.duration_ps[None, :], numba=False)
-    if growth <= 0 or count > 32:  # the first: iterations alternate; from 32 on single picoseconds are let pass
+    if growth <= 0 or count > EXACT_SWEEPS:  # the first: iterations alternate; from there on single picoseconds are let pass
         return
     steady = slowed._steady(count, growth, begin_ps, state)
     assert check_timeline(steady.timeline) == []

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.sim import COMPUTE, HOST, Program, Task, compile_programs, loops, overlap, simulate, sweep
+from perfmodel.sim import COMPUTE, HOST, Program, Task, compile_programs, loops, overlap, simulate, sweep, warm
+from perfmodel.sim.order import general_order
 from perfmodel.sim.overlap import overlapped_with
 from perfmodel.sim.rivals import OverlapModel
 
@@ -17,6 +18,7 @@ def many(n=300):
 
 @pytest.fixture
 def nothing_loaded(monkeypatch):
+    warm.WARMING.wait()  # what a predictor of another test may have begun
     monkeypatch.setattr(loops, "_LOADED", {})
 
 
@@ -65,17 +67,66 @@ def test_an_unwritable_cache_costs_only_the_compile(nothing_loaded, monkeypatch)
     assert np.array_equal(ends, simulate(many(5)).end_ps)
 
 
-def test_orders_that_cross_agree_under_numba(nothing_loaded, monkeypatch):
+def test_the_general_order_agrees_under_numba(nothing_loaded):
     pytest.importorskip("numba")
     ahead = [Task(stream=10 + g, duration_ps=g, group=g) for g in range(300)]
-    programs = [Program(tasks=ahead), Program(tasks=ahead[::-1])]
-    plain = simulate(programs)
-    monkeypatch.setattr(loops, "COMPILED_FROM_TASKS", 1)
-    fast = simulate(programs)
-    assert len(loops._LOADED) == 2
-    assert np.array_equal(plain.end_ps, fast.end_ps)
+    compiled = compile_programs([Program(tasks=ahead), Program(tasks=ahead[::-1])])
+    plain, fast = (general_order(compiled.wiring, numba=numba) for numba in (False, True))
+    assert len(plain) == compiled.n_tasks
+    assert np.array_equal(plain, fast)
 
 
 def test_the_overlap_loop_without_tasks():
     empty = overlapped_with(compile_programs([Program(tasks=())]), OverlapModel(), None, numba=False)
     assert empty.makespan_ps == 0
+
+
+class Child:
+    """A process that compiles, as long as `code` is None."""
+
+    code = None
+
+    def poll(self):
+        return self.code
+
+
+@pytest.fixture
+def warming(monkeypatch):
+    """(warming, the child it starts, what it did)."""
+    child, did = Child(), []
+    monkeypatch.setattr(warm, "has_numba", lambda: True)
+    monkeypatch.setattr(warm, "warm_up_all", lambda: did.append("loaded"))
+    monkeypatch.setattr(warm, "is_cached", lambda *_: False)
+    monkeypatch.setattr(warm.subprocess, "Popen", lambda *_, **__: did.append("compiles") or child)
+    return warm.Warming(), child, did
+
+
+def go_on(made):
+    made.go_on()
+    made._thread.join()
+
+
+def test_machine_code_is_compiled_by_another_process_and_then_loaded_once(warming):
+    made, child, did = warming
+    go_on(made)
+    go_on(made)
+    assert did == ["compiles"]
+    child.code = 0
+    for _ in range(3):
+        go_on(made)
+    assert did == ["compiles", "loaded"]
+
+
+def test_machine_code_on_the_disk_is_loaded_at_once(warming, monkeypatch):
+    monkeypatch.setattr(warm, "is_cached", lambda *_: True)
+    go_on(warming[0])
+    assert warming[2] == ["loaded"]
+
+
+def test_a_loop_without_machine_code_does_not_count_as_loaded(nothing_loaded):
+    pytest.importorskip("numba")
+    loops.compiled_loop(sweep.sweep_loop)
+    assert not loops.use_numba(sweep.sweep_loop, loops.LOADED_FROM_TASKS)
+    sweep.warm_up()
+    assert loops.use_numba(sweep.sweep_loop, loops.LOADED_FROM_TASKS)
+    assert loops.is_cached(sweep.sweep_loop)
