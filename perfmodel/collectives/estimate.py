@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from perfmodel.collectives import gloo
 from perfmodel.collectives.call import CollectiveCall, CollectiveEstimate, bus_factor, check_call
 from perfmodel.collectives.candidates import Candidate
-from perfmodel.collectives.group import group_of
+from perfmodel.collectives.group import group_of, likeness_of
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
 from perfmodel.collectives.price import Exchanged, Known, Price, price_exchange, price_ring
 from perfmodel.collectives.regime import PAIRWISE_OPS
@@ -58,44 +58,55 @@ def estimate_collective(  # noqa: PLR0913 -- the room's one door
     """
     if fits is not None:
         return _estimate(call, topology, fits.get(topology.fabric), wires, (algo, proto), exchanged)
-    return _remembered(call, topology, algo, proto)
+    return _named(call, topology) if algo is None and proto is None else _remembered(call, topology, algo, proto)
 
 
 def estimate_collectives(
     calls: Sequence[CollectiveCall], topology: Topology, *, fits: Fits | None = None
 ) -> list[CollectiveEstimate]:
-    """estimate_collective of every call, in order; equal calls are priced once, and the database is looked at once.
+    """estimate_collective of every call, in order.
 
-    So are rings on groups that differ in names alone (the replicas of each tensor rank of a stage).
+    Rings on groups that differ in names alone are priced once (the replicas of each tensor rank of each stage of a mesh).
     """
-    fit, wires = (fits.get(topology.fabric), None) if fits is not None else (None, None)
-    if fits is None:
-        fit, wires = load_fabric(topology.fabric), load_wires()
-    priced: dict[CollectiveCall, CollectiveEstimate] = {}
-    first_of: dict[object, CollectiveCall] = {}
-    for call in calls:
-        if call not in priced:
-            sort = _sort_of(call, topology)
-            twin = first_of.setdefault(sort, call)
-            found = _estimate(call, topology, fit, wires, (None, None)) if twin is call else priced[twin]
-            priced[call] = _renamed(found, twin, call, topology)
-    return [priced[call] for call in calls]
+    if fits is not None:
+        fit = fits.get(topology.fabric)
+        return [_estimate(call, topology, fit, None, (None, None)) for call in calls]
+    return [_named(call, topology) for call in calls]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """A call that is equal to all of its sort: those whose prices differ in the name of a link alone."""
+
+    sort: object
+    call: CollectiveCall = field(compare=False)
+
+
+def _named(call: CollectiveCall, topology: Topology) -> CollectiveEstimate:
+    """The estimate of a call's sort with the link of the call's own group that limits it."""
+    check_call(call, topology)
+    twin, found = _first_of_sort(_Alike(_sort_of(call, topology), call), topology)
+    return _renamed(found, twin, call, topology)
+
+
+@lru_cache(maxsize=65536)
+def _first_of_sort(alike: _Alike, topology: Topology) -> tuple[CollectiveCall, CollectiveEstimate]:
+    """The first call of its sort that was asked for, and its estimate."""
+    estimate = _estimate(alike.call, topology, load_fabric(topology.fabric), load_wires(), (None, None))
+    return alike.call, estimate
 
 
 def _sort_of(call: CollectiveCall, topology: Topology) -> object:
-    """Equal for rings whose prices differ in the name of a link alone; an exchange of pairs is of its own sort."""
-    check_call(call, topology)
+    """Of a ring or tree what its price follows from; an exchange of pairs is of its own sort."""
     if call.op in PAIRWISE_OPS or call.n_ranks == 1:
         return call
-    kind = topology.host_kind(topology.ranks[call.ranks[0]].host)
-    return call.op, call.bytes, call.dtype, kind, group_of(topology, call.ranks).likeness
+    return call.op, call.bytes, call.dtype, likeness_of(topology, call.ranks)
 
 
 def _renamed(
     found: CollectiveEstimate, twin: CollectiveCall, call: CollectiveCall, topology: Topology
 ) -> CollectiveEstimate:
-    """The estimate of a call's twin with the link of the call's own group that limits it."""
-    if twin is call:
+    if twin.ranks == call.ranks:
         return found
     theirs, own = (group_of(topology, each.ranks) for each in (twin, call))
     for lane, same in ((theirs.intra, own.intra), (theirs.inter, own.inter)):

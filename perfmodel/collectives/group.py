@@ -47,13 +47,6 @@ class Group:
         return len(self.units)
 
     @property
-    def likeness(self) -> tuple[object, ...]:
-        """What a ring's or tree's price follows from: everything but names and numbers of ranks, hosts and links."""
-        sizes = [len(unit) for unit in self.units]
-        lanes = [lane and lane.likeness for lane in (self.intra, self.inter)]
-        return self.n_ranks, self.n_units, min(sizes), max(sizes), *lanes, self.n_nics, self.transport, self.device
-
-    @property
     def per_unit(self) -> int:
         """Ranks of the fullest unit."""
         return max(len(unit) for unit in self.units)
@@ -74,6 +67,16 @@ def group_of(topology: Topology, ranks: tuple[int, ...]) -> Group:
         transport=_transport(topology, units) if len(units) > 1 else "",
         device=topology.ranks[ranks[0]].device,
     )
+
+
+@lru_cache(maxsize=MAX_GROUPS)
+def likeness_of(topology: Topology, ranks: tuple[int, ...]) -> tuple[object, ...]:
+    """What the price of a group's ring or tree follows from: everything but names and numbers of ranks, hosts and links."""
+    group = group_of(topology, ranks)
+    sizes = [len(unit) for unit in group.units]
+    lanes = [lane and lane.likeness for lane in (group.intra, group.inter)]
+    kind = topology.host_kind(topology.ranks[ranks[0]].host)
+    return group.n_ranks, len(sizes), min(sizes), max(sizes), *lanes, group.n_nics, group.transport, group.device, kind
 
 
 def _transport(topology: Topology, units: Sequence[Unit]) -> str:

@@ -13,9 +13,11 @@ from perfmodel.pipeline.pricebook import IntArray
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.pipeline.whatif import with_times
+from perfmodel.plan import Collective
+from perfmodel.plan.columns import collective_of
 from perfmodel.sim.compile import Compiled, compile_programs
-from perfmodel.sim.perturb import Jitter, perturbed_durations
-from perfmodel.sim.program import COMM, ArrayProgram
+from perfmodel.sim.perturb import FloatArray, Jitter, perturbed_durations
+from perfmodel.sim.program import COMM, NO_GROUP, ArrayProgram
 from perfmodel.sim.slowest import slowest_durations, stretches_of
 from perfmodel.sim.steady import CarryDep, Steady, release_after, seam_of
 from perfmodel.sim.sweep import Sweeper, warm_up
@@ -23,12 +25,16 @@ from perfmodel.units import ps_to_seconds
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MAX_SAMPLED_RANKS = 256  # ranks that are simulated one by one; of more, each class by its slowest rank
+MAX_FACTORS = 16  # of speed, of the ranks of one class
 WARM_UP_ITERATIONS = 8  # drawn before the first that counts, so that delays have built up
 WARM_UP_FROM_TASKS = 2_000_000  # simulated tasks over all samples from which loading the compiled loop pays
 
 
 def split_stragglers(classes: Sequence[LoweredClass], stragglers: Mapping[int, float]) -> tuple[LoweredClass, ...]:
-    """Each straggler in a class of its own, its kernels, copies and host work stretched; collectives keep their time.
+    """Stragglers in classes of their own, their kernels, copies and host work stretched; collectives keep their time.
+
+    Ranks that are as slow as each other share a class. Of more than `MAX_FACTORS` factors in a class, those in between count
+    as the next slower one that is kept: of ranks that meet in the same collectives the slowest alone sets the pace.
 
     Raises:
         ConfigError: a rank that does not exist.
@@ -40,13 +46,20 @@ def split_stragglers(classes: Sequence[LoweredClass], stragglers: Mapping[int, f
     found: list[LoweredClass] = []
     for lowered in classes:
         ranks = lowered.rank_class.ranks
-        slow = [rank for rank in ranks if rank in stragglers]
-        parts = [(tuple(rank for rank in ranks if rank not in stragglers), 1.0)]
-        parts += [((rank,), stragglers[rank]) for rank in slow]
-        for members, factor in parts:
-            if members:
-                found.append(_part(lowered, members, factor, len(found)))
+        factors = np.array([stragglers.get(rank, 1.0) for rank in ranks])
+        kept = _kept(np.unique(factors))
+        parts: dict[float, list[int]] = {1.0: []}
+        for rank, factor in zip(ranks, kept[np.searchsorted(kept, factors)].tolist(), strict=True):
+            parts.setdefault(factor, []).append(rank)
+        found += [_part(lowered, tuple(members), factor, len(found)) for factor, members in parts.items() if members]
     return tuple(found)
+
+
+def _kept(factors: FloatArray) -> FloatArray:
+    """At most MAX_FACTORS of different factors (ascending), evenly by their number, the largest among them."""
+    places = np.linspace(0, len(factors) - 1, min(len(factors), MAX_FACTORS))
+    found: FloatArray = factors[np.ceil(places).astype(np.int64)]
+    return found
 
 
 def _part(lowered: LoweredClass, ranks: tuple[int, ...], factor: float, cls: int) -> LoweredClass:
@@ -76,7 +89,7 @@ def sample_percentiles(
     jitter = Jitter(**{f"{kind}_frac": spread for kind, spread in settings.jitter.items()})
     rng = np.random.default_rng(settings.seed)
     if n_ranks <= MAX_SAMPLED_RANKS:
-        compiled, carried, ends = _every_rank(steady, carry)
+        compiled, carried, ends = _every_rank(classes, steady, carry)
 
         def draw() -> IntArray:
             seed = int(rng.integers(2**32))
@@ -115,34 +128,69 @@ def follow(
 
 
 def _meeting(classes: Sequence[LoweredClass], compiled: Compiled) -> IntArray:
-    """How many ranks meet at each task: the size of its collective's group; 0 of tasks that meet nobody."""
+    """How many ranks of its class meet at each task: those in one group of its collective; 0 of tasks that meet nobody."""
     found = np.zeros(compiled.n_tasks, dtype=np.int64)
     for cls, lowered in enumerate(classes):
+        mine = frozenset(lowered.rank_class.ranks)
+        counts: dict[tuple[int, ...], int] = {}
+        for ranks in {id(c.ranks): c.ranks for c in _collectives(lowered)}.values():
+            counts[ranks] = len(mine.intersection(ranks)) if len(ranks) > 1 else 0
         columns = lowered.prices.columns
         sizes = np.zeros(columns.size, dtype=np.int64)
-        sizes[columns.collective_at] = [len(e.collective.ranks) if e.collective else 0 for e in columns.collectives]
+        sizes[columns.collective_at] = [counts[c.ranks] for c in _collectives(lowered)]
         tasks = compiled.tasks_of(cls)
         comm = np.flatnonzero(compiled.kinds_of(cls) == COMM)
         found[tasks.start + comm] = sizes[lowered.tasks.event[comm]]
     return found
 
 
-def _every_rank(steady: Steady, carry: Sequence[CarryDep]) -> tuple[Compiled, list[CarryDep], IntArray]:
-    """The programs with one class a rank, what they wait for across iterations, and when tasks of the steady one ended."""
+def _collectives(lowered: LoweredClass) -> list[Collective]:
+    return [collective_of(event) for event in lowered.prices.columns.collectives]
+
+
+def _every_rank(
+    classes: Sequence[LoweredClass], steady: Steady, carry: Sequence[CarryDep]
+) -> tuple[Compiled, list[CarryDep], IntArray]:
+    """The programs with one class a rank, what they wait for across iterations, and when tasks of the steady one ended.
+
+    A rank meets the ranks of its own group, not all that its class meets: a mesh has many groups that do the same.
+    """
     timeline = steady.timeline
     source = timeline.compiled
+    n_ranks = sum(len(lowered.rank_class.ranks) for lowered in classes)
     programs: list[ArrayProgram] = []
     ends: list[IntArray] = []
     carried: list[CarryDep] = []
-    for cls, program in enumerate(source.programs):
+    for cls, lowered in enumerate(classes):
         tasks = source.tasks_of(cls)
-        arrays = replace(program.arrays(), duration_ps=timeline.duration_ps[tasks], n_ranks=1)
+        arrays = replace(source.programs[cls].arrays(), duration_ps=timeline.duration_ps[tasks], n_ranks=1)
         mine = [dep for dep in carry if dep.cls == cls]
-        for _ in range(program.n_ranks):
+        for firsts in _first_members(lowered):
             carried += [replace(dep, cls=len(programs)) for dep in mine]
-            programs.append(arrays)
+            own = np.where(arrays.group == NO_GROUP, NO_GROUP, arrays.group * n_ranks + firsts[lowered.tasks.event])
+            programs.append(replace(arrays, group=own))
             ends.append(timeline.end_ps[tasks])
     return compile_programs(programs), carried, np.concatenate(ends)
+
+
+def _first_members(lowered: LoweredClass) -> IntArray:
+    """For each rank of a class and each event the first rank of the group that this rank meets there: [ranks, events].
+
+    Of groups that a collective does not list (tied embeddings on the first and the last stage), those of the other ranks of a
+    class lie as its own does, further on.
+    """
+    ranks, columns = lowered.rank_class.ranks, lowered.prices.columns
+    found = np.zeros((len(ranks), columns.size), dtype=np.int64)
+    known: dict[tuple[int, int], IntArray] = {}
+    for at, collective in zip(columns.collective_at.tolist(), _collectives(lowered), strict=True):
+        key = id(collective.ranks), id(collective.siblings)
+        if key not in known:
+            groups = (collective.ranks, *collective.siblings)
+            first_of = {rank: min(group) for group in groups for rank in group}
+            further_on = min(collective.ranks) - ranks[0]
+            known[key] = np.array([first_of.get(rank, rank + further_on) for rank in ranks])
+        found[:, at] = known[key]
+    return found
 
 
 def _one_draw_per_group(compiled: Compiled, durations_ps: IntArray) -> IntArray:
