@@ -47,7 +47,9 @@ class OptimizerParts:
             if lists is None:
                 own = op if not parts[0] or not mine.isdisjoint(parts[0]) else None
             else:
-                own = lists.part(lists.kept(mine) if lists.of_root else usual.get(lists.length, list(range(lists.length))))
+                own = lists.part(
+                    lists.kept(mine) if lists.of_root else usual.get(lists.length, list(range(lists.length)))
+                )
             if own is not None:
                 found.append(own)
         return found, {spec.storage for op in found for specs in (op.inputs, op.outputs) for spec in specs}

@@ -30,7 +30,8 @@ class Segment(InColumns, Sequence[Event]):
         made = cls((event,))
         place = 0 if event.stream == "compute" else None
         here = (0,) if event.collective is not None else ()
-        vars(made).update(first_compute=place, last_compute=place, collectives=here)
+        own = here if event.collective is not None and event.collective.instance == NO_INSTANCE else ()
+        vars(made).update(first_compute=place, last_compute=place, collectives=here, unnumbered=own)
         return made
 
     @cached_property

@@ -16,7 +16,7 @@ from perfmodel.plan.optimizer_parts import optimizer_of
 from perfmodel.plan.passes import Pass, Passes, buckets_of, reduced_over
 from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Segment
 from perfmodel.plan.schedule import Step
-from perfmodel.plan.segments import Program, ops_of, segment
+from perfmodel.plan.segments import Program, segment
 from perfmodel.plan.sharded_states import shard_optimizer
 from perfmodel.plan.spread import REPLICAS, Chunk, Spread
 from perfmodel.plan.stages import Stage
@@ -281,7 +281,7 @@ class StageWriter:
     def _divided(self, chunk: Chunk, shards: tuple[int, int]) -> list[tuple[list[Op], int]]:
         """Optimizer ops and over how many ranks their states are divided: with experts apart, two optimizers."""
         if shards[0] == shards[1]:
-            return [(ops_of(chunk.graph, "optimizer"), shards[0])]
+            return [(list(chunk.facts.optimizer_ops), shards[0])]
         parts = []
         for wanted, n in zip((False, True), shards, strict=True):
             held = {p.tensor.storage for p in chunk.graph.parameters if (p.name in self.spread.experts) == wanted}
