@@ -72,7 +72,8 @@ def test_26_ddp_is_slower_without_the_bridge() -> None:
     none = predictor.predict("ddp", topology=with_node("2xtitan_rtx", nvlink=None)).iteration_time_s
     # Outside: even at one sequence of 512 tokens, where communication weighs most, only the bucket of the tied embedding (154
     # MB), ready last, stays exposed. The thread's script has 4 samples a GPU, which is 1.02 here; 101 to 131 s in its 200
-    # steps are 0.15 s more each, as if gradients crossed host memory at 1 GB/s (13 here). The cards' slots are not told.
+    # steps are 0.15 s more each, as if gradients crossed host memory at 1 GB/s (13 here). The run without the bridge had
+    # NCCL_P2P_DISABLE=1, so its bytes did cross host memory; the cards' slots are not told.
     assert 1.05 < none / bridge < 1.30
 
 
@@ -111,6 +112,31 @@ def test_32_a_network_explains_the_gap_and_the_model_does_not() -> None:
     assert slow.breakdown.exposed_communication_s > 0.5 * slow.iteration_time_s
 
 
+def tokens_per_s(machine: TopologySpec, plan: Any, mode: Any) -> float:
+    """Of a GPU, for the 32 layers of Llama 7B: what 4 layers take and seven times what 4 more add."""
+    four, eight = (
+        Predictor({**LLAMA_7B, "layers": n}, machine, mode=mode).predict(plan).iteration_time_s for n in (4, 8)
+    )  # fmt: skip
+    return 2 * 4096 / (four + 7 * (eight - four))
+
+
+def test_32_levels_of_the_same_code_on_healthy_clusters() -> None:
+    rate = case(32)["tokens_per_s_per_gpu"]
+    # PyTorch blog, "Maximizing training throughput using PyTorch FSDP" (2024-03-13), table 1: eager, 7B, batch 2, nothing
+    # computed again: 3,700 on 128 A100 with 400 Gbit/s a host, 7,500 on 96 H100 with 800 Gbit/s. Issue 89 has 9,600 compiled.
+    node = load_topology("dgx_h100").node
+    nics = type(node.nics)
+    slow = nics.model_validate({"count": 2, "kind": "roce", "bandwidth": "200 Gbit/s"})
+    fast = nics.model_validate({"count": 4, "kind": "infiniband", "bandwidth": "200 Gbit/s"})
+    a100 = with_node("dgx_a100_80gb_4nic", nics=slow).with_nodes(16)
+    h100 = with_node("dgx_h100", nics=fast).with_nodes(12)
+    hybrid = {"data_parallel": {"shard": "parameters"}, "fsdp": {"ranks": 8}}
+    assert tokens_per_s(a100, "fsdp", "eager") == pytest.approx(3700, rel=0.05)
+    # Outside on H100: 9,700 predicted. The blog calls its H100 figure low, with a gap of 10 % for the network.
+    assert rate["published"] < tokens_per_s(h100, hybrid, "eager") < 1.35 * rate["published"]
+    assert tokens_per_s(h100, hybrid, "compile") == pytest.approx(9600, rel=0.2)
+
+
 def test_34_the_ledger_adds_up_and_answers_both_ceilings() -> None:
     told = case(34)
     assert told["busy_noncollective_s"] + told["exposed_collective_s"] == pytest.approx(told["step_s"], abs=0.01)
@@ -138,9 +164,10 @@ def test_36_a_small_dlrm_leaves_the_gpu_idle() -> None:
         "kind": "dlrm", "name": "terabyte", "batch_size": given["batch"], "dense_features": given["dense_features"],
         "bottom_mlp": given["bottom_mlp"][1:], "top_mlp": given["top_mlp"], "interaction": "dot",
         "embedding_dim": given["embedding_dim"], "tables": tables, "optimizer": "sgd", "sparse_optimizer": "sgd",
+        "precision": "tf32",  # the thread is of September 2021: torch 1.7 to 1.11 multiply so on A100 unless told not to
     }  # fmt: skip
     found = Predictor(model, "a100_pcie_40gb").predict("ddp")
     busy = found.breakdown.compute_s / found.iteration_time_s
     assert found.breakdown.host_bound_s > found.breakdown.compute_s
-    assert busy < 0.3  # 7 to 8 % there
+    assert busy < 0.15  # the case's own bound; 7 to 8 % there
     assert 5e-3 < found.iteration_time_s < 10e-3  # 5, 7.9 and 10 ms, as three people quote
