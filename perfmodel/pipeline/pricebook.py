@@ -17,17 +17,9 @@ from perfmodel.kernels import calls_of, host_cost_s, kinds_of, price
 from perfmodel.kernels.host import collective_dispatch_s
 from perfmodel.kernels.registry import KernelCall
 from perfmodel.kernels.roofline import peak_flops_per_s
-from perfmodel.plan.columns import (
-    ChainedOps,
-    EventColumns,
-    OpRun,
-    Splices,
-    collective_of,
-    columns_of,
-    joined,
-    splices_of,
-)
+from perfmodel.plan.columns import ChainedOps, EventColumns, OpRun, collective_of, columns_of, joined
 from perfmodel.plan.events import Event
+from perfmodel.plan.splices import Splices, splices_of
 from perfmodel.sim.program import COMM, COMPUTE, COPY
 
 MAX_EVENTS = 400_000  # of the sequences remembered, about 400 bytes each with what follows from them
@@ -377,7 +369,7 @@ def _append(columns: Mapping[str, list[float]], values: Mapping[str, float]) -> 
 
 def known_kinds(ops: Sequence[Op]) -> IntArray:
     """The kind of each op; found once of those that stand in many places."""
-    if isinstance(ops, ChainedOps):
+    if type(ops) is ChainedOps:
         return np.concatenate([known_kinds(part) for part in ops.parts])
     if not isinstance(ops, OpRun):
         return kinds_of(ops)

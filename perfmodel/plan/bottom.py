@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.config import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Op, TableAccess, TensorSpec
+from perfmodel.plan.facts import GraphFacts
 from perfmodel.plan.tables import TableOps, incoming, row_major
 
 MODULE = "dense_arch"
@@ -41,6 +43,19 @@ def bottom_ops(graph: Graph) -> TableOps:
         own=frozenset(weights | made),
         batch=graph.batch_size,
     )
+
+
+def with_bottom(
+    facts: GraphFacts, plan: PlanSpec, n_ranks: int, found: tuple[dict[str, TableOps], dict[str, int]]
+) -> tuple[dict[str, TableOps], dict[str, int]]:
+    """Tables and owners with the bottom MLP among them, where the plan puts it on one rank."""
+    rank = plan.embeddings.bottom_mlp
+    if rank is None:
+        return found
+    if rank >= n_ranks:
+        raise InfeasiblePlanError(f"plan puts the bottom MLP on rank {rank}; ranks are 0 to {n_ranks - 1}")
+    ops = facts.derived("bottom", lambda: bottom_ops(facts.graph))
+    return {**found[0], MODULE: ops}, {**found[1], MODULE: rank}
 
 
 def scale_batch(op: Op, factor: int, batch: int, rename: dict[int, int]) -> Op:

@@ -16,9 +16,10 @@ import numpy as np
 from perfmodel.config.plan import DataParallel
 from perfmodel.graph import Op, Parameter
 from perfmodel.plan.buckets import Bucket
-from perfmodel.plan.columns import Added, EventColumns, IntArray, OpRun
+from perfmodel.plan.columns import EventColumns, IntArray, OpRun
 from perfmodel.plan.ddp import bucket_wait, copy_in, copy_out, reduction
 from perfmodel.plan.events import Event
+from perfmodel.plan.splices import Added
 
 COMPRESSED = 4  # events of a compressed reduction: cast, division, all-reduce, cast back; else the all-reduce alone
 

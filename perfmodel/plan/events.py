@@ -173,7 +173,7 @@ def link_among(events: list[Event] | dict[int, Event], numbers: Sequence[int]) -
     for index in numbers:
         event = events[index]
         if not event.reads and not event.writes and event.op is not None:
-            event = events[index] = _with_storages(event)
+            event = events[index] = with_storages(event)
         if event.stream != "compute":
             shared.update(event.reads, event.writes)
     writer: dict[int, int] = {}
@@ -208,8 +208,9 @@ def waiting(event: Event, after: tuple[int, ...]) -> Event:
     )
 
 
-def _with_storages(event: Event) -> Event:
-    if event.op is None:
+def with_storages(event: Event) -> Event:
+    """The event touching the storages of its op's tensors, if it names none."""
+    if event.op is None or event.reads or event.writes:
         return event
     reads, writes = (frozenset(s.storage for s in specs) for specs in (event.op.inputs, event.op.outputs))
     return replace(event, reads=reads, writes=writes) if reads or writes else event

@@ -5,11 +5,13 @@ On a CPU what travels is put into one tensor first and taken apart again (`rearr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Literal, TypeVar
 
 from perfmodel.graph import Graph, Op, Phase, TensorSpec
+from perfmodel.plan.blocks import Block
 from perfmodel.plan.bottom import scale_batch
 from perfmodel.plan.events import Collective, Event, op_event
 from perfmodel.plan.facts import GraphFacts
@@ -19,9 +21,10 @@ from perfmodel.plan.tables import TableOps, drop_tensors, scale_op
 GLOBAL_STORAGE = 1 << 40  # a storage of the global batch: the local one's id plus this
 LENGTHS, INDICES, POOLED, GRADIENTS = range(4)  # instances of the four exchanges; buckets are numbered from N_EXCHANGES
 N_EXCHANGES = 4
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Exchange:
     """What the exchanges of all ranks have in common.
 
@@ -36,6 +39,7 @@ class Exchange:
     index_exchange: bool
     row_itemsize_bytes: int | None = None
     made: dict[int, Collective] = field(default_factory=dict)
+    sent: dict[int, Block] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -47,30 +51,53 @@ class Exchange:
         """Whether the host orders what travels."""
         return self.graph.target == "cpu"
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The sharded tables."""
+        return frozenset(self.owner)
+
+    @cached_property
+    def _held(self) -> Mapping[int, list[TableOps]]:
+        found: dict[int, list[TableOps]] = {}
+        for name, owner in self.owner.items():
+            found.setdefault(owner, []).append(self.tables[name])
+        return found
+
     def by_owner(self) -> list[TableOps]:
         """All sharded tables in the order of their owners."""
         return [table for rank in range(self.n_ranks) for table in self.held(rank) if not table.batch]
 
-    def skipped(self) -> frozenset[int]:
-        """Op ids that a rank does not run for its local batch."""
-        return frozenset(i for name in self.owner for i in self.tables[name].ids)
-
     def held(self, rank: int) -> list[TableOps]:
         """Tables of one rank."""
-        return [self.tables[name] for name, owner in self.owner.items() if owner == rank]
+        return self._held.get(rank, [])
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What follows from the graph and which tables are sharded, wherever they are; made when first asked for."""
+        return self.facts.derived(("exchange", key, self.names), make)
+
+    def own(self) -> frozenset[int]:
+        """Storages that belong to the sharded tables alone."""
+        return self.derived("own", lambda: frozenset().union(*(self.tables[name].own for name in self.owner)))
+
+    def storages(self, which: Literal["inputs", "outputs", "gradients"]) -> frozenset[int]:
+        """Storages of what the sharded tables read, give or receive."""
+        return self.derived(
+            which, lambda: frozenset(s.storage for name in self.owner for s in getattr(self.tables[name], which))
+        )
 
 
-def lookup_events(exchange: Exchange, rank: int, first_instance: int) -> list[Event]:
+def lookup_blocks(exchange: Exchange, rank: int, first_instance: int) -> list[Block]:
     """Before the dense forward: indices to the tables' owners, lookups of the global batch, pooled rows back."""
-    events = _index_events(exchange, rank, first_instance) if exchange.index_exchange else []
-    for table in exchange.held(rank):
-        events += [_global_op(exchange, table, i) for i in table.forward]
-    rows = [_of_all(exchange, spec) for table in exchange.held(rank) for spec in table.outputs if not table.batch]
+    blocks = [_index_block(exchange, rank, first_instance)] if exchange.index_exchange else []
+    held = exchange.held(rank)
+    blocks += [_table_block(exchange, table, "forward") for table in held]
+    events: list[Event] = []
+    rows = [_of_all(exchange, spec) for table in held for spec in table.outputs if not table.batch]
     if exchange.rearranges and rows:
         events.append(packed(rows, exchange.n_ranks, first_instance + POOLED, "forward"))
-    reads = frozenset(GLOBAL_STORAGE + s.storage for t in exchange.held(rank) for s in t.outputs)
-    events.append(_row_exchange(exchange, first_instance + POOLED, reads, _storages(exchange, "outputs")))
-    return events
+    reads = frozenset(GLOBAL_STORAGE + s.storage for t in held for s in t.outputs)
+    events.append(_row_exchange(exchange, first_instance + POOLED, reads, exchange.storages("outputs")))
+    return [*blocks, Block(events)]
 
 
 def gradient_exchange(exchange: Exchange, first_instance: int) -> tuple[int, list[Event]] | None:
@@ -78,55 +105,67 @@ def gradient_exchange(exchange: Exchange, first_instance: int) -> tuple[int, lis
 
     None without a backward pass.
     """
-    gradients = _storages(exchange, "gradients")
-    writers = [op.id for op in exchange.graph.ops if op.phase == "backward" and _writes(op) & gradients]
-    if not writers:
+    gradients = exchange.storages("gradients")
+
+    def writers() -> list[int]:
+        return [op.id for op in exchange.graph.ops if op.phase == "backward" and _writes(op) & gradients]
+
+    found = exchange.derived("writers", writers)
+    if not found:
         return None
-    arrived = frozenset(GLOBAL_STORAGE + s for s in gradients)
+    arrived = exchange.derived("arrived", lambda: frozenset(GLOBAL_STORAGE + s for s in gradients))
     events = [_row_exchange(exchange, first_instance + GRADIENTS, gradients, arrived)]
     if exchange.rearranges:
         sources = [spec for table in exchange.by_owner() for spec in table.gradients]
         events.insert(0, packed(sources, 1, first_instance + GRADIENTS, "backward"))
-    return max(writers), events
+    return max(found), events
 
 
-def table_backward(exchange: Exchange, rank: int, first_instance: int) -> list[Event]:
+def table_backward(exchange: Exchange, rank: int, first_instance: int) -> list[Block]:
     """Backward of the rank's lookups, for the global batch."""
     held = exchange.held(rank)
-    events: list[Event] = []
+    blocks: list[Block] = []
     if exchange.rearranges and any(table.backward for table in held):
         gradients = [_of_all(exchange, spec) for table in held for spec in table.gradients if not table.batch]
-        events = unpacked(gradients, exchange.n_ranks, first_instance + GRADIENTS, "backward")
-    return events + [_global_op(exchange, table, i) for table in held for i in table.backward]
+        blocks = [Block(unpacked(gradients, exchange.n_ranks, first_instance + GRADIENTS, "backward"))]
+    return blocks + [_table_block(exchange, table, "backward") for table in held]
 
 
-def table_optimizer(exchange: Exchange, rank: int) -> list[Event]:
+def table_optimizer(exchange: Exchange, rank: int) -> list[Block]:
     """Optimizer step of the rank's tables; of an op on many tables at once only the rank's own tensors."""
-    held = exchange.held(rank)
-    kept = frozenset().union(*(table.own for table in held))
-    foreign = frozenset().union(*(exchange.tables[name].own for name in exchange.owner)) - kept
+    held, facts, factor = exchange.held(rank), exchange.facts, exchange.n_ranks
+    foreign = exchange.own().difference(*(table.own for table in held))
     fixed = {(table.table.rows, table.table.dim) for table in held}
-    ids = sorted({i for table in held for i in table.optimizer})
+    blocks = []
+    for number in sorted({i for table in held for i in table.optimizer}):
+        op = exchange.graph.ops[number]
+        storages, shapes = facts.derived(("touched", number), partial(_touched, op))
+        gone, kept = storages & foreign, frozenset(shapes & fixed)
+        key = ("table optimizer", number, factor, gone, kept)
+        blocks.append(facts.derived(key, lambda: Block([op_event(scale_op(drop_tensors(op, gone), factor, kept, {}))])))  # noqa: B023 -- called at once
+    return blocks
 
-    def make(op_id: int) -> Event:
-        op = drop_tensors(exchange.graph.ops[op_id], foreign)
-        return op_event(scale_op(op, exchange.n_ranks, fixed, {}))
 
-    key = (exchange.n_ranks, tuple(table.table.parameter for table in held), frozenset(exchange.owner))
-    return [exchange.facts.event((i, key), partial(make, i)) for i in ids]
+def _touched(op: Op) -> tuple[frozenset[int], frozenset[tuple[int, ...]]]:
+    """Storages and shapes of an op's tensors."""
+    specs = (*op.inputs, *op.outputs)
+    return frozenset(spec.storage for spec in specs), frozenset(spec.shape for spec in specs)
 
 
-def _index_events(exchange: Exchange, rank: int, first: int) -> list[Event]:
+def _table_block(exchange: Exchange, table: TableOps, phase: Literal["forward", "backward"]) -> Block:
+    """A table's ops of a phase for the global batch: the same on every rank that may hold it."""
+    key = ("table", exchange.n_ranks, table.table.parameter, phase)
+    numbers = table.forward if phase == "forward" else table.backward
+    return exchange.facts.derived(key, lambda: Block([_global_op(exchange, table, i) for i in numbers]))
+
+
+def _index_block(exchange: Exchange, rank: int, first: int) -> Block:
     """Bag lengths first (the host waits, to size the next buffers), then the indices themselves."""
-    inputs: Mapping[str, Sequence[TensorSpec]] = {name: exchange.tables[name].inputs for name in exchange.owner}
-    offsets_bytes = {name: specs[-1].bytes for name, specs in inputs.items()}
-    indices_bytes = {name: sum(s.bytes for s in specs[:-1]) for name, specs in inputs.items()}
-    read = frozenset(s.storage for specs in inputs.values() for s in specs)
-    arrived = frozenset(GLOBAL_STORAGE + s for s in read)
-    lengths = _all_to_all(exchange, first + LENGTHS, offsets_bytes, (read, frozenset()), scatter=True)
-    indices = _all_to_all(exchange, first + INDICES, indices_bytes, (read, arrived), scatter=True)
-    if not exchange.rearranges:
-        return [lengths, indices]
+    if not exchange.rearranges:  # the same on every rank
+        if first not in exchange.sent:
+            exchange.sent[first] = Block(_index_exchanges(exchange, first))
+        return exchange.sent[first]
+    lengths, indices = _index_exchanges(exchange, first)
     tables, held = exchange.by_owner(), [table for table in exchange.held(rank) if not table.batch]
     events = [
         packed([table.inputs[-1] for table in tables], 1, first + LENGTHS, "forward"),
@@ -139,7 +178,24 @@ def _index_events(exchange: Exchange, rank: int, first: int) -> list[Event]:
         events += offsets_of(flat(each.dtype, each.n_elems * len(held), each.storage), exchange.n_ranks, "forward")
         wanted = [_of_all(exchange, spec) for table in held for spec in table.inputs[:-1]]
         events += unpacked(wanted, exchange.n_ranks, first + INDICES, "forward")
-    return events
+    return Block(events)
+
+
+def _index_exchanges(exchange: Exchange, first: int) -> tuple[Event, Event]:
+    """The exchanges of bag lengths and of indices."""
+
+    def sizes() -> tuple[dict[str, int], dict[str, int]]:
+        inputs = {name: exchange.tables[name].inputs for name in exchange.owner}
+        offsets_bytes = {name: specs[-1].bytes for name, specs in inputs.items()}
+        return offsets_bytes, {name: sum(s.bytes for s in specs[:-1]) for name, specs in inputs.items()}
+
+    offsets_bytes, indices_bytes = exchange.derived("index bytes", sizes)
+    read = exchange.storages("inputs")
+    arrived = exchange.derived("indices", lambda: frozenset(GLOBAL_STORAGE + s for s in read))
+    return (
+        _all_to_all(exchange, first + LENGTHS, offsets_bytes, (read, frozenset()), scatter=True),
+        _all_to_all(exchange, first + INDICES, indices_bytes, (read, arrived), scatter=True),
+    )
 
 
 def _of_all(exchange: Exchange, spec: TensorSpec) -> TensorSpec:
@@ -148,7 +204,10 @@ def _of_all(exchange: Exchange, spec: TensorSpec) -> TensorSpec:
 
 
 def _row_exchange(exchange: Exchange, instance: int, reads: frozenset[int], writes: frozenset[int]) -> Event:
-    sizes = {name: _row_bytes(exchange, exchange.tables[name].outputs) for name in exchange.owner}
+    key = "row bytes", exchange.row_itemsize_bytes
+    sizes = exchange.derived(
+        key, lambda: {name: _row_bytes(exchange, exchange.tables[name].outputs) for name in exchange.owner}
+    )
     return _all_to_all(exchange, instance, sizes, (reads, writes), scatter=instance % N_EXCHANGES == GRADIENTS)
 
 
@@ -200,22 +259,14 @@ def _send_bytes(exchange: Exchange, sizes: Mapping[str, int], *, scatter: bool) 
     return tuple((size,) * exchange.n_ranks for size in owned_bytes)
 
 
-def _storages(exchange: Exchange, which: str) -> frozenset[int]:
-    return frozenset(s.storage for name in exchange.owner for s in getattr(exchange.tables[name], which))
-
-
 def _writes(op: Op) -> set[int]:
     return {spec.storage for spec in op.outputs}
 
 
 def _global_op(exchange: Exchange, table: TableOps, op_id: int) -> Event:
-    def make() -> Event:
-        local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
-        rename = {storage: GLOBAL_STORAGE + storage for storage in local}
-        op = exchange.graph.ops[op_id]
-        if table.batch:
-            return op_event(scale_batch(op, exchange.n_ranks, table.batch, rename))
-        fixed = {(table.table.rows, table.table.dim)}
-        return op_event(scale_op(op, exchange.n_ranks, fixed, rename))
-
-    return exchange.facts.event((op_id, exchange.n_ranks, table.table.parameter), make)
+    local = {s.storage for s in (*table.inputs, *table.outputs, *table.gradients)}
+    rename = {storage: GLOBAL_STORAGE + storage for storage in local}
+    op = exchange.graph.ops[op_id]
+    if table.batch:
+        return op_event(scale_batch(op, exchange.n_ranks, table.batch, rename))
+    return op_event(scale_op(op, exchange.n_ranks, {(table.table.rows, table.table.dim)}, rename))

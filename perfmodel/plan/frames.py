@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from perfmodel.config.plan import DataParallel, PlanSpec
 from perfmodel.graph import Graph, Op
 from perfmodel.plan.buckets import Bucket, Gradient, fill_buckets
-from perfmodel.plan.columns import EventColumns, IntArray, JoinedColumns, SplicedEvents, Splices, joined_columns
+from perfmodel.plan.columns import IntArray, JoinedColumns
 from perfmodel.plan.ddp_events import BucketEvents
 from perfmodel.plan.events import Event, MemoryUse, RankClass
+from perfmodel.plan.splices import SplicedEvents, Splices
 
 MAX_FRAMES = 16
 # Keys of `data_parallel` that say how gradients are bucketed, and what names a plan.
@@ -28,7 +28,6 @@ class FramedClass:
     ranks: tuple[int, ...]
     device: str
     events: Sequence[Event]
-    columns: EventColumns
     after_op: IntArray
     end: int
     memory: MemoryUse
@@ -46,16 +45,17 @@ class FramedClass:
         return RankClass(ranks=self.ranks, device=self.device, events=events, memory=memory, tables=self.tables)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
     """A placement without DDP's events.
 
-    `gradients` are those that DDP reduces (none on a lone rank), `copies` their copies by the parameter's identity. `notes`
-    raises InfeasiblePlanError where DDP cannot reduce a gradient.
+    `columns` are of the events of all classes; `gradients` are those that DDP reduces (none on a lone rank), `copies` their
+    copies by the parameter's identity. `notes` raises InfeasiblePlanError where DDP cannot reduce a gradient.
     """
 
     graph: Graph
     classes: tuple[FramedClass, ...]
+    columns: JoinedColumns
     n_ranks: int
     gradients: tuple[Gradient, ...]
     copies: Mapping[int, tuple[Op, Op]]
@@ -65,11 +65,6 @@ class Frame:
     def buckets(self, ddp: DataParallel) -> tuple[Bucket, ...]:
         """Gradients in buckets."""
         return fill_buckets(self.gradients, ddp.first_bucket, ddp.bucket_cap)
-
-    @cached_property
-    def columns(self) -> JoinedColumns:
-        """Of the events of all classes."""
-        return joined_columns([framed.columns for framed in self.classes])
 
     def rank_classes(
         self, added: BucketEvents | None, memory: Sequence[MemoryUse], *, flat: bool

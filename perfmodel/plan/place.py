@@ -23,12 +23,13 @@ from perfmodel.plan import exchange as ex
 from perfmodel.plan import sharded as sh
 from perfmodel.plan.advice import cheapest_changes, states_of, table_changes, with_advice
 from perfmodel.plan.assign import assign_tables
+from perfmodel.plan.blocks import Block, linked
 from perfmodel.plan.buckets import gradients_in_order
 from perfmodel.plan.buffers import buffer_events
-from perfmodel.plan.columns import columns_of
+from perfmodel.plan.columns import IntArray
 from perfmodel.plan.ddp import accumulate, copies
 from perfmodel.plan.dist import Distinct, dists_of
-from perfmodel.plan.events import Event, MemoryUse, Placement, link_events
+from perfmodel.plan.events import Event, MemoryUse, Placement
 from perfmodel.plan.facts import GraphFacts, facts_of
 from perfmodel.plan.frames import Frame, FramedClass, Frames
 from perfmodel.plan.hybrid import mesh_fits, place_mesh
@@ -37,7 +38,6 @@ from perfmodel.plan.mesh import mesh_of
 from perfmodel.plan.shard_memory import shard_memory
 from perfmodel.plan.sharded_ops import ShardedTables, unpooled_tables
 from perfmodel.plan.shards import TableShard, shards_of
-from perfmodel.plan.tables import TableOps
 
 WHOLE = ("table_wise", "data_parallel")
 FUSED_TABLES = "fused_embedding_update"  # rewrite of graphs whose tables run as batched operators
@@ -57,26 +57,23 @@ class RankDevice:
 class _Spread:
     """What every rank's events are built from, DDP's apart.
 
-    `steps` are forward to backward of each micro-batch, equal on all ranks; `after_op` says of each op how many events of the
-    last step stand before what follows it (-1: no part of it).
+    `shared_out` are the tables that a rank does not have whole for its own batch; `steps` are forward to backward of each
+    micro-batch, equal on all ranks; `after_op` says of each op how many events of the last step
+    stand before what follows it (-1: no part of it).
     """
 
     facts: GraphFacts
     plan: PlanSpec
     exchange: ex.Exchange
-    steps: tuple[tuple[Event, ...], ...]
-    after_op: tuple[int, ...]
-    optimizer: tuple[Event, ...]
+    shared_out: frozenset[str]
+    steps: tuple[tuple[Block, ...], ...]
+    after_op: IntArray
+    optimizer: Block
     sharded: ShardedTables | None = None
 
     @property
     def n_ranks(self) -> int:
         return self.exchange.n_ranks
-
-    @property
-    def shared_out(self) -> frozenset[str]:
-        """Tables that a rank does not have whole for its own batch."""
-        return frozenset(self.exchange.owner) | (self.sharded.names() if self.sharded else frozenset())
 
 
 def place(
@@ -143,12 +140,16 @@ def _placed(
 def _frame(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> Frame:
     spread = _spread(facts_of(graph), plan, ranks, distinct)
     gradients = gradients_in_order(_dense_parameters(spread)) if spread.n_ranks > 1 else ()
+    classes = list(_rank_classes(spread, ranks).items())
+    parts = [_rank_blocks(spread, members[0]) for _, members in classes]
+    columns, events = linked(spread.facts, [[*before, *spread.steps[-1], *after] for before, after in parts])
     return Frame(
         graph=graph,
         classes=tuple(
-            _framed(spread, device, held, members)
-            for (device, held, _), members in _rank_classes(spread, ranks).items()
+            _framed(spread, (device, held, members), own, sum(len(block.events) for block in before))
+            for ((device, held, _), members), own, (before, _) in zip(classes, events, parts, strict=True)
         ),
+        columns=columns,
         n_ranks=len(ranks),
         gradients=gradients,
         copies={id(gradient.parameter): copies(gradient.parameter) for gradient in gradients},
@@ -157,19 +158,18 @@ def _frame(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: 
     )
 
 
-def _framed(spread: _Spread, device: str, held: Sequence[str], members: tuple[int, ...]) -> FramedClass:
-    rank = members[0]
-    before, after = _rank_events(spread, rank)
-    events = link_events([*before, *spread.steps[-1], *after])
-    reached = np.array(spread.after_op, dtype=np.int64)
+def _framed(
+    spread: _Spread, cls: tuple[str, Sequence[str], tuple[int, ...]], events: Sequence[Event], n_before: int
+) -> FramedClass:
+    """A class (device, what it holds, its ranks) with its events, of which so many stand before the last step."""
+    device, held, members = cls
     return FramedClass(
         ranks=members,
         device=device,
         events=events,
-        columns=columns_of(events),
-        after_op=np.where(reached < 0, -1, reached + len(before)),
-        end=len(before) + len(spread.steps[-1]),
-        memory=_rank_memory(spread, rank),
+        after_op=np.where(spread.after_op < 0, -1, spread.after_op + n_before),
+        end=n_before + sum(len(block.events) for block in spread.steps[-1]),
+        memory=_rank_memory(spread, members[0]),
         tables=tuple(name for name in held if name != bottom.MODULE),
     )
 
@@ -192,7 +192,7 @@ def _spread(
             whole = placed if n_ranks > 1 else {}
             owner = {name: where.ranks[0] for name, where in whole.items() if where.sharding == "table_wise"}
             placed = {}
-        tables, owner = _with_bottom(facts, plan, n_ranks, (tables, owner)) if n_ranks > 1 else (tables, owner)
+        tables, owner = bottom.with_bottom(facts, plan, n_ranks, (tables, owner)) if n_ranks > 1 else (tables, owner)
     exchange = ex.Exchange(
         facts=facts,
         tables=tables,
@@ -202,9 +202,21 @@ def _spread(
         row_itemsize_bytes=ROW_BYTES[plan.embeddings.row_precision],
     )
     sharded = _sharded(facts, plan, placed, n_ranks, distinct)
-    return _with_steps(
-        _Spread(facts=facts, plan=plan, exchange=exchange, steps=(), after_op=(), optimizer=(), sharded=sharded)
+    shared_out = exchange.names | (sharded.names() if sharded else frozenset())
+    skipped = facts.derived(("skipped", shared_out), lambda: frozenset(i for n in shared_out for i in tables[n].ids))
+    left = [event for i, event in facts.phase_events["optimizer"] if i not in skipped]
+    bare = _Spread(
+        facts=facts,
+        plan=plan,
+        exchange=exchange,
+        shared_out=shared_out,
+        steps=(),
+        after_op=np.zeros(0, dtype=np.int64),
+        optimizer=facts.derived(("left to optimize", shared_out), lambda: Block(left)),
+        sharded=sharded,
     )
+    steps = [_step_blocks(bare, micro, skipped) for micro in range(plan.n_micro)]
+    return replace(bare, steps=tuple(blocks for blocks, _ in steps), after_op=steps[-1][1])
 
 
 def _as_own(where: TablePlacement) -> TablePlacement:
@@ -251,33 +263,6 @@ def _sharded(
     )
 
 
-def _with_steps(spread: _Spread) -> _Spread:
-    """With what all ranks do alike."""
-    facts = spread.facts
-    gone = frozenset(i for name in spread.shared_out for i in spread.exchange.tables[name].ids)
-    skipped = gone | spread.exchange.skipped()
-    steps = [_step_events(spread, micro, skipped) for micro in range(spread.plan.n_micro)]
-    return replace(
-        spread,
-        steps=tuple(tuple(events) for events, _ in steps),
-        after_op=tuple(steps[-1][1]),
-        optimizer=tuple(event for i, event in facts.phase_events["optimizer"] if i not in skipped),
-    )
-
-
-def _with_bottom(
-    facts: GraphFacts, plan: PlanSpec, n_ranks: int, found: tuple[dict[str, TableOps], dict[str, int]]
-) -> tuple[dict[str, TableOps], dict[str, int]]:
-    """Tables and owners with the bottom MLP among them, where the plan puts it on one rank."""
-    rank = plan.embeddings.bottom_mlp
-    if rank is None:
-        return found
-    if rank >= n_ranks:
-        raise InfeasiblePlanError(f"plan puts the bottom MLP on rank {rank}; ranks are 0 to {n_ranks - 1}")
-    ops = facts.derived("bottom", lambda: bottom.bottom_ops(facts.graph))
-    return {**found[0], bottom.MODULE: ops}, {**found[1], bottom.MODULE: rank}
-
-
 def _dense_parameters(spread: _Spread) -> list[Parameter]:
     """Parameters that every rank has: in no sharded table, not of a bottom MLP on one rank."""
     gone = spread.shared_out
@@ -302,44 +287,43 @@ def _rank_classes(
     return {key: tuple(members) for key, members in classes.items()}
 
 
-def _rank_events(spread: _Spread, rank: int) -> tuple[list[Event], list[Event]]:
+def _rank_blocks(spread: _Spread, rank: int) -> tuple[list[Block], list[Block]]:
     """Inputs, lookups, forward, loss and backward of each micro-batch; then the optimizer: before the last step, and after."""
-    exchange, sharded = spread.exchange, spread.sharded
-    inputs = [event for _, event in spread.facts.phase_events["input"]]
-    before, events = list[Event](), list[Event]()
+    exchange, sharded, facts = spread.exchange, spread.sharded, spread.facts
+    inputs = facts.derived("inputs", lambda: Block([event for _, event in facts.phase_events["input"]]))
+    before, blocks = list[Block](), list[Block]()
     for micro, step in enumerate(spread.steps):
-        events += inputs
+        blocks.append(inputs)
         if not micro:
-            events += _buffer_events(spread)
+            blocks += _buffer_blocks(spread)
         if exchange.owner:
-            events += ex.lookup_events(exchange, rank, micro * ex.N_EXCHANGES)
+            blocks += ex.lookup_blocks(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
-            events += sh.lookup_events(sharded, rank, micro)
+            blocks.append(Block(sh.lookup_events(sharded, rank, micro)))
         if micro == len(spread.steps) - 1:
-            before, events = events, []
+            before, blocks = blocks, []
         else:
-            events += step
+            blocks += step
         if exchange.owner:
-            events += ex.table_backward(exchange, rank, micro * ex.N_EXCHANGES)
+            blocks += ex.table_backward(exchange, rank, micro * ex.N_EXCHANGES)
         if sharded is not None:
-            events += sh.backward_events(sharded, rank, micro)
-    events += spread.optimizer
+            blocks.append(Block(sh.backward_events(sharded, rank, micro)))
+    blocks.append(spread.optimizer)
     if sharded is not None:
-        events += sh.optimizer_events(sharded, rank)
-    return before, events + ex.table_optimizer(exchange, rank)
+        blocks.append(Block(sh.optimizer_events(sharded, rank)))
+    return before, blocks + ex.table_optimizer(exchange, rank)
 
 
-def _buffer_events(spread: _Spread) -> list[Event]:
+def _buffer_blocks(spread: _Spread) -> list[Block]:
     """DDP's broadcast of buffers; jobs that spread tables do without (TorchRec wraps the dense part so)."""
     if spread.n_ranks == 1 or spread.shared_out or not spread.plan.data_parallel.broadcast_buffers:
         return []
-    return buffer_events(spread.facts, tuple(range(spread.n_ranks)))
+    return [Block(buffer_events(spread.facts, tuple(range(spread.n_ranks))))]
 
 
-def _step_events(spread: _Spread, micro: int, skipped: frozenset[int]) -> tuple[list[Event], list[int]]:
+def _step_blocks(spread: _Spread, micro: int, skipped: frozenset[int]) -> tuple[tuple[Block, ...], IntArray]:
     """Forward to backward of one micro-batch, and `_Spread.after_op` of it."""
     exchange = spread.exchange
-    adds = accumulate(_dense_parameters(spread)) if micro else {}
     insertions: dict[int, list[Event]] = {}
     exchanged = ex.gradient_exchange(exchange, micro * ex.N_EXCHANGES) if exchange.owner else None
     if exchanged is not None:
@@ -347,14 +331,32 @@ def _step_events(spread: _Spread, micro: int, skipped: frozenset[int]) -> tuple[
     if spread.sharded is not None:
         for op_id, event in _exchanged(spread, spread.sharded, micro):
             insertions.setdefault(op_id, []).append(event)
-    events, reached = list[Event](), [-1] * len(exchange.graph.ops)
-    for op_id, event in exchange.facts.step_events:
-        if op_id not in skipped:
-            events.append(event)
-        events += adds.get(op_id, ())
-        reached[op_id] = len(events)
-        events += insertions.get(op_id, ())
-    return events, reached
+    cuts = tuple(sorted(insertions))
+    key = ("step", spread.shared_out, micro > 0, cuts)
+    kept, after_op = spread.facts.derived(key, partial(_cut_step, spread, micro, skipped, cuts))
+    blocks = [kept[0]]
+    after_op = after_op.copy()
+    for cut, block in zip(cuts, kept[1:], strict=True):
+        blocks += [Block(insertions[cut]), block]
+        after_op[cut + 1 :] += np.where(after_op[cut + 1 :] < 0, 0, len(insertions[cut]))
+    return tuple(blocks), after_op
+
+
+def _cut_step(
+    spread: _Spread, micro: int, skipped: frozenset[int], cuts: Sequence[int]
+) -> tuple[tuple[Block, ...], IntArray]:
+    """A micro-batch's own events in blocks that end with these ops, and how many stand before what follows each op."""
+    adds = accumulate(_dense_parameters(spread)) if micro else {}
+    parts, n_events = [list[Event]()], 0
+    reached = np.full(len(spread.facts.graph.ops), -1, dtype=np.int64)
+    for op_id, event in spread.facts.step_events:
+        found = [*([] if op_id in skipped else [event]), *adds.get(op_id, ())]
+        parts[-1] += found
+        n_events += len(found)
+        reached[op_id] = n_events
+        if op_id in cuts:
+            parts.append([])
+    return tuple(map(Block, parts)), reached
 
 
 def _exchanged(spread: _Spread, sharded: ShardedTables, micro: int) -> Iterator[tuple[int, Event]]:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from perfmodel.config.plan import DataParallel
 from perfmodel.graph import Op, Parameter, TensorSpec
 from perfmodel.plan.buckets import Bucket, assign_buckets
-from perfmodel.plan.columns import SplicedEvents, Splices, columns_of, joined_columns, splices_of
+from perfmodel.plan.columns import columns_of, joined_columns
 from perfmodel.plan.ddp import bucket_insertions, copies, copy_back
 from perfmodel.plan.ddp_events import BucketEvents
 from perfmodel.plan.events import Event, link_events, op_event
+from perfmodel.plan.splices import SplicedEvents, Splices, splices_of
 
 RANKS = (0, 1, 2)
 FIRST = 7  # number of the first all-reduce
