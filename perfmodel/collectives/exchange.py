@@ -7,16 +7,19 @@ units, take as long as their busiest link needs, which is a lower bound that a w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives.flows import Flow, capacities, finish_times, flow_of
+from perfmodel.collectives.flows import capacities, ends_of
 from perfmodel.collectives.group import Group
 from perfmodel.collectives.units import Unit, units_of
 from perfmodel.topology import Link, Topology
 
 MAX_EXACT_RANKS = 16
+MAX_GROUPS = 256  # of so few ranks, whose routes are remembered
 Matrix = NDArray[np.float64]
 
 
@@ -46,20 +49,53 @@ def rooted(n_ranks: int, n_bytes: float, *, gather: bool) -> Matrix:
     return matrix.T if gather else matrix
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pairs:
+    """Routes between all pairs of ranks (places `first` and `second`): how often each crosses each resource.
+
+    `limits` are the resources' bytes a second, in the order of their names.
+    """
+
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    routes: tuple[tuple[Link, ...], ...]
+    crossings: Matrix
+    limits: NDArray[np.float64]
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=MAX_GROUPS)
+def _pairs(topology: Topology, ranks: tuple[int, ...]) -> _Pairs:
+    places = [(i, j) for i in range(len(ranks)) for j in range(len(ranks)) if i != j]
+    routes = tuple(topology.route(ranks[i], ranks[j]) for i, j in places)
+    capacity = capacities(routes)
+    column = {name: number for number, name in enumerate(sorted(capacity))}
+    crossings = np.zeros((len(routes), len(column)))
+    for row, links in enumerate(routes):
+        for link in links:
+            crossings[row, column[link.resource]] += 1
+    return _Pairs(
+        first=np.array([i for i, _ in places], dtype=np.int64),
+        second=np.array([j for _, j in places], dtype=np.int64),
+        routes=routes,
+        crossings=crossings,
+        limits=np.array([capacity[name] for name in column], dtype=float),
+        names=tuple(column),
+    )
+
+
 def _exact(topology: Topology, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
-    flows: list[Flow] = []
-    routes: list[tuple[Link, ...]] = []
-    for i, j in np.argwhere(send_bytes > 0):
-        if i != j:
-            routes.append(topology.route(ranks[i], ranks[j]))
-            flows.append(flow_of(routes[-1], float(send_bytes[i, j])))
-    if not flows:
+    pairs = _pairs(topology, tuple(ranks))
+    total = send_bytes[pairs.first, pairs.second]
+    moves = np.flatnonzero(total > 0)
+    if not len(moves):
         return 0.0, ""
-    time_s = float(finish_times(flows, capacities(routes)).max())
-    loads = _Loads()
-    for flow, links in zip(flows, routes, strict=True):
-        loads.add(links, flow.n_bytes)
-    return time_s, loads.busiest()[1]
+    crossings = pairs.crossings[moves]
+    time_s = float(ends_of(crossings, pairs.limits, total[moves]).max())
+    loads_s = (total[moves, None] * crossings).sum(axis=0) / pairs.limits
+    busiest = max(np.flatnonzero(loads_s == loads_s.max()).tolist())  # of several the last by name
+    route = pairs.routes[moves[np.flatnonzero(crossings[:, busiest])[0]]]
+    return time_s, next(link.name for link in route if link.resource == pairs.names[busiest])
 
 
 class _Loads:

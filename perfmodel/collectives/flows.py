@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +11,6 @@ from perfmodel.topology import Link
 
 # A flow with less than this share of its bytes left has ended: float rounding, not data.
 DONE_FRAC = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Bytes that cross some resources one after the other; `resources` may name one twice (host memory, in and out)."""
-
-    n_bytes: float
-    resources: tuple[str, ...]
-
-
-def flow_of(links: Sequence[Link], n_bytes: float) -> Flow:
-    """The flow of so many bytes along a route."""
-    return Flow(n_bytes=n_bytes, resources=tuple(link.resource for link in links))
 
 
 def capacities(routes: Sequence[Sequence[Link]]) -> dict[str, float]:
@@ -56,17 +42,14 @@ def max_min_rates(crossings: NDArray[np.float64], capacity: NDArray[np.float64])
     return rates
 
 
-def finish_times(flows: Sequence[Flow], capacity: Mapping[str, float]) -> NDArray[np.float64]:
-    """When each flow ends (s), all starting at once and sharing max-min fairly; rates change as flows end."""
-    names = sorted({name for flow in flows for name in flow.resources})
-    column = {name: index for index, name in enumerate(names)}
-    crossings = np.zeros((len(flows), len(names)))
-    for row, flow in enumerate(flows):
-        for name in flow.resources:
-            crossings[row, column[name]] += 1
-    limits = np.array([capacity[name] for name in names], dtype=float)
-    total = np.array([flow.n_bytes for flow in flows], dtype=float)
-    left, ends, clock = total.copy(), np.zeros(len(flows)), 0.0
+def ends_of(
+    crossings: NDArray[np.float64], limits: NDArray[np.float64], total: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """When flows of `total` bytes end (s), all starting at once and sharing max-min fairly; rates change as flows end.
+
+    `crossings` as in `max_min_rates`, `limits` the resources' bytes a second.
+    """
+    left, ends, clock = total.copy(), np.zeros(len(total)), 0.0
     running = total > 0
     while running.any():
         index = np.flatnonzero(running)
@@ -80,13 +63,3 @@ def finish_times(flows: Sequence[Flow], capacity: Mapping[str, float]) -> NDArra
         ends[done] = clock
         running[done] = False
     return ends
-
-
-def busiest(flows: Sequence[Flow], capacity: Mapping[str, float]) -> tuple[str, float]:
-    """The resource that needs longest to carry its bytes, and that time (s); ('', 0) where nothing moves."""
-    load: dict[str, float] = {}
-    for flow in flows:
-        for name in flow.resources:
-            load[name] = load.get(name, 0.0) + flow.n_bytes
-    times = {name: n_bytes / capacity[name] for name, n_bytes in load.items()}
-    return max(times.items(), key=lambda item: (item[1], item[0]), default=("", 0.0))

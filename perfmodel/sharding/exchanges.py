@@ -1,4 +1,4 @@
-"""How long links need for many exchanges of pairs among the same ranks: `collectives.flows.finish_times`, compiled.
+"""How long links need for many exchanges of pairs among the same ranks: `collectives.flows.ends_of`, compiled.
 
 The same progressive filling with the same arithmetic, so that a time is equal to the last bit; the routes are found once.
 """

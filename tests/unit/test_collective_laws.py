@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from perfmodel.collectives import (
     estimate_concurrent,
 )
 from perfmodel.collectives.exchange import exchange_time, uniform
-from perfmodel.collectives.flows import Flow, finish_times, max_min_rates
+from perfmodel.collectives.flows import ends_of, max_min_rates
 from perfmodel.collectives.group import group_of
 from perfmodel.collectives.rings import best_rings
 from perfmodel.config import load_topology
@@ -77,6 +78,13 @@ def test_max_min_rates_of_a_textbook_network():
     assert max_min_rates(crossings, np.array([1.0, 2.0])) == pytest.approx([0.5, 0.5, 1.5])
 
 
+class Flow(NamedTuple):
+    """Bytes that cross some resources; `resources` may name one twice."""
+
+    n_bytes: float
+    resources: tuple[str, ...]
+
+
 def _simulated_ends(flows, capacity, step_s):
     """Brute force in time steps: every flow moves at its max-min rate, found by raising all rates in tiny shares."""
     left = [flow.n_bytes for flow in flows]
@@ -110,7 +118,9 @@ def test_flow_ends_agree_with_a_time_stepped_simulation():
         Flow(n_bytes=1.0, resources=("c", "c")),
     ]
     capacity = {"a": 2.0, "b": 1.0, "c": 1.0}
-    assert list(finish_times(flows, capacity)) == pytest.approx(_simulated_ends(flows, capacity, 0.05), rel=0.03)
+    crossings = np.array([[flow.resources.count(name) for name in capacity] for flow in flows], dtype=float)
+    found = ends_of(crossings, np.array(list(capacity.values())), np.array([flow.n_bytes for flow in flows]))
+    assert list(found) == pytest.approx(_simulated_ends(flows, capacity, 0.05), rel=0.03)
 
 
 def test_uniform_all_to_all_takes_as_long_as_its_busiest_link():
