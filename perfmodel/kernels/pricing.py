@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.db.device import Device
 from perfmodel.estimate import Estimate, Work
-from perfmodel.graph import Op, TensorSpec
+from perfmodel.graph import Op
 from perfmodel.kernels.registry import FAMILIES, RULES, Family, KernelCall, Rule
 from perfmodel.kernels.roofline import roofline
 from perfmodel.kernels.unmodelled import unmodelled
@@ -109,23 +109,19 @@ def _parts(op: Op) -> tuple[object, ...]:
 def signature(op: Op) -> tuple[object, ...]:
     """What a rule may look at: equal signatures have equal kernel calls. Ids and module paths are left out."""
     first_seen: dict[int, int] = {}
-    aliases = tuple(first_seen.setdefault(spec.storage, len(first_seen)) for spec in (*op.inputs, *op.outputs))
+    specs = (*op.inputs, *op.outputs)
+    aliases = tuple([first_seen.setdefault(spec.storage, len(first_seen)) for spec in specs])
     return (
         op.name,
         op.overload,
         op.input_names,
-        tuple(map(_layout, op.inputs)),
-        tuple(map(_layout, op.outputs)),
+        tuple([(spec.shape, spec.dtype, spec.strides) for spec in specs]),
         aliases,
         repr(sorted(op.attrs.items())),
         op.phase,
         op.recompute,
         op.stream,
     )
-
-
-def _layout(spec: TensorSpec) -> tuple[object, ...]:
-    return spec.shape, spec.dtype, spec.strides
 
 
 def calls_of(op: Op) -> Calls:

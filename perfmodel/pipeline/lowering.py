@@ -86,6 +86,7 @@ class Lowering:
         self.stream[self.device_task] = self.stream_of[self.kernel_event]
         self._lane = self.class_of * (int(self.stream_of.max(initial=0)) + 1) + self.stream_of
         self._issuing: IntArray | None = None  # events with kernels by stream, found when first asked for
+        self._first_on: dict[int, int] | None = None  # the first device task of each lane, likewise
         self.category = self._categories()
         self.family = np.full(self.n_tasks, len(prices.names), dtype=np.int64)
 
@@ -253,8 +254,10 @@ class Lowering:
 
     def first_on(self, event: int) -> int:
         """The first device task on the stream of an event in its class (-1: none)."""
-        found = np.flatnonzero(self._lane[self.kernel_event] == self._lane[event])
-        return int(self.device_task[found[0]]) if len(found) else NO_TASK
+        if self._first_on is None:
+            lanes, firsts = np.unique(self._lane[self.kernel_event], return_index=True)
+            self._first_on = dict(zip(lanes.tolist(), self.device_task[firsts].tolist(), strict=True))
+        return self._first_on.get(int(self._lane[event]), NO_TASK)
 
     def ahead(self) -> Iterator[tuple[int, int]]:
         """(task, event whose end of the iteration before it waits for) of ops on indices that travelled a batch ahead."""

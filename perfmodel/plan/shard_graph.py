@@ -119,11 +119,11 @@ class Sharding:
             outputs = [self.of(op.inputs[0])] * len(op.outputs)
         else:
             outputs = list((_RULES.get(op.name) or rule_of(op))(op, self))
-        inputs = tuple(self._input(spec) for spec in op.inputs)
+        inputs = tuple([self._input(spec) for spec in op.inputs])
         for spec, shard in zip(op.outputs, outputs, strict=True):
             self._put(spec, shard)
             self.state.gathered.pop(spec.storage, None)  # a gathered copy is stale once its source is written
-        results = tuple(self._local(spec, self.state.shard.get(spec.id)) for spec in op.outputs)
+        results = tuple([self._local(spec, self.state.shard.get(spec.id)) for spec in op.outputs])
         local = op if inputs == op.inputs and results == op.outputs else _resized(op, inputs, results, len(self.ops))
         if op.name == "aten.addmm" and self.is_partial(op.outputs[0]):
             self._row_parallel(local)
@@ -131,10 +131,11 @@ class Sharding:
             self.ops.append(local)
 
     def _touches_split(self, op: Op) -> bool:
-        state = self.state
-        return any(spec.id in state.shard or spec.storage in state.partial for spec in op.inputs) or (
-            op.module in self.modules and bool(op.inputs)
-        )
+        shard, partial = self.state.shard, self.state.partial
+        for spec in op.inputs:
+            if spec.id in shard or spec.storage in partial:
+                return True
+        return op.module in self.modules and bool(op.inputs)
 
     def _row_parallel(self, op: Op) -> None:
         """The bias is added once, after the sum over ranks."""
