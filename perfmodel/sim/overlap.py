@@ -78,7 +78,7 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
     target = np.concatenate([owner, has_prev])
     lag = np.concatenate([compiled.dep_lag_ps, np.zeros(len(has_prev), dtype=np.int64)])
     by_source = np.argsort(source, kind="stable")
-    n_units = rivals.n_units
+    follower, n_units = target[by_source], rivals.n_units
     fixed = Fixed(
         unit_ptr=rivals.unit_ptr,
         unit_task=rivals.unit_task,
@@ -87,12 +87,12 @@ def _prepare(compiled: Compiled, model: OverlapModel, durations: IntArray) -> tu
         traffic=rivals.traffic,
         memory=rivals.memory,
         plain=1 - rivals.largest((rivals.kind != OTHER).astype(np.int64)),
-        unit=rivals.unit,
         slot=rivals.slot,
         rival_first=rivals.rival_first,
         rival_end=rivals.rival_end,
         follower_ptr=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=n))]),
-        follower=target[by_source],
+        follower=follower,
+        follower_unit=rivals.unit[follower],
         follower_lag=lag[by_source],
     )
     per_unit, per_task = np.zeros((4, n_units), dtype=np.int64), np.zeros((3, n), dtype=np.int64)

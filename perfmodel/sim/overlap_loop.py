@@ -21,9 +21,9 @@ class Fixed(NamedTuple):
 
     Per unit: its tasks unit_task[unit_ptr[u]:unit_ptr[u + 1]], `work` (ps), the shares `held`, `traffic` and `memory`
     (permille, see `OverlapModel`; 0 for the kind that has none), and `plain`: 1 if nothing can slow it (host work, copies).
-    Per task: its `unit`, its `slot` (a compute or communication stream of a class; -1: neither), and who waits for it and
-    how long beyond its end: follower, follower_lag[follower_ptr[t]:follower_ptr[t + 1]]. Per slot: the slots of the other
-    kind of its class, rival_first[s] to rival_end[s] - 1.
+    Per task: its `slot` (a compute or communication stream of a class; -1: neither), and who waits for it, in which unit, and
+    how long beyond its end: follower, follower_unit, follower_lag[follower_ptr[t]:follower_ptr[t + 1]]. Per slot: the slots of
+    the other kind of its class, rival_first[s] to rival_end[s] - 1.
     """
 
     unit_ptr: Any
@@ -33,12 +33,12 @@ class Fixed(NamedTuple):
     traffic: Any
     memory: Any
     plain: Any
-    unit: Any
     slot: Any
     rival_first: Any
     rival_end: Any
     follower_ptr: Any
     follower: Any
+    follower_unit: Any
     follower_lag: Any
 
 
@@ -69,8 +69,9 @@ def overlap_loop(f: Fixed, s: State) -> None:  # noqa: C901, PLR0912, PLR0915 --
     """
     unit_ptr, unit_task, work, plain = f.unit_ptr, f.unit_task, f.work, f.plain
     held, traffic, memory = f.held, f.traffic, f.memory
-    unit_of, slot_of, rival_first, rival_end = f.unit, f.slot, f.rival_first, f.rival_end
-    follower_ptr, followers, follower_lag = f.follower_ptr, f.follower, f.follower_lag
+    slot_of, rival_first, rival_end = f.slot, f.rival_first, f.rival_end
+    follower_ptr, followers = f.follower_ptr, f.follower
+    follower_unit, follower_lag = f.follower_unit, f.follower_lag
     missing, left, since, pace, ending, running = s.missing, s.left, s.since, s.pace, s.ending, s.running
     ready, start, end = s.ready, s.start, s.end
     number, now = 0, 0
@@ -88,20 +89,26 @@ def overlap_loop(f: Fixed, s: State) -> None:  # noqa: C901, PLR0912, PLR0915 --
                 unit = done.pop()
                 for t in range(unit_ptr[unit], unit_ptr[unit + 1]):
                     task = unit_task[t]
+                    ended = end[task]
                     for e in range(follower_ptr[task], follower_ptr[task + 1]):
                         follower = followers[e]
-                        ready[follower] = max(ready[follower], end[task] + follower_lag[e])
-                        missing[unit_of[follower]] -= 1
-                        if missing[unit_of[follower]] == 0:
-                            free.append(unit_of[follower])
+                        freed = ended + follower_lag[e]
+                        if freed > ready[follower]:  # noqa: PLR1730 -- as `sim.sweep` explains
+                            ready[follower] = freed
+                        waiting = follower_unit[e]
+                        still = missing[waiting] - 1
+                        missing[waiting] = still
+                        if still == 0:
+                            free.append(waiting)
                 continue
             unit = free.pop()
-            together = 0
-            for t in range(unit_ptr[unit], unit_ptr[unit + 1]):
+            together, first, last = 0, unit_ptr[unit], unit_ptr[unit + 1]
+            for t in range(first, last):
                 together = max(together, ready[unit_task[t]])
-            for t in range(unit_ptr[unit], unit_ptr[unit + 1]):
+            finish = together + work[unit]
+            for t in range(first, last):
                 start[unit_task[t]] = together
-                end[unit_task[t]] = together + work[unit]
+                end[unit_task[t]] = finish
             if plain[unit] == 1 or work[unit] == 0:
                 done.append(unit)
             elif together == now:

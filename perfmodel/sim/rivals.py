@@ -41,6 +41,7 @@ class Rivals:
         held, traffic, memory: permille of each unit, 0 for kinds that have none.
         kind: of each task, HOST and COPY joined to OTHER.
         slot: of each task: a compute or communication stream of a class, by class, then kind, then stream; -1 of others.
+        members: tasks of collectives.
         slots_ptr: where the slots of each class and kind begin.
         rival_first, rival_end: of each slot: those of the other kind of its class.
     """
@@ -53,6 +54,7 @@ class Rivals:
     memory: IntArray
     kind: IntArray
     slot: IntArray
+    members: IntArray
     slots_ptr: IntArray
     rival_first: IntArray
     rival_end: IntArray
@@ -64,7 +66,7 @@ class Rivals:
 
     def largest(self, values: IntArray) -> IntArray:
         """Of each unit the largest of its tasks' values, which are 0 or more."""
-        return _largest(values, self.unit, self.n_units)
+        return _largest(values, self.unit, self.members, self.n_units)
 
 
 def rivals_of(compiled: Compiled, model: OverlapModel) -> Rivals:
@@ -74,16 +76,21 @@ def rivals_of(compiled: Compiled, model: OverlapModel) -> Rivals:
     kind, slot, slots_ptr = _slots(compiled, cls)
     # The buckets of a class, compute and communication, are neighbours.
     rival = np.repeat(np.arange(2 * compiled.n_classes) ^ 1, np.diff(slots_ptr))
-    n_units = len(unit_ptr) - 1
+    n_units, members = len(unit_ptr) - 1, np.flatnonzero(compiled.wiring.group >= 0)
+
+    def shares(share: int | IntArray, of: int) -> IntArray:
+        return _largest(_shares(share, kind == of), unit, members, n_units)
+
     return Rivals(
         unit=unit,
         unit_ptr=unit_ptr,
         unit_task=unit_task,
-        held=_shares(model.held, kind == COMM, unit, n_units),
-        traffic=_shares(model.traffic, kind == COMM, unit, n_units),
-        memory=_shares(model.memory, kind == COMPUTE, unit, n_units),
+        held=shares(model.held, COMM),
+        traffic=shares(model.traffic, COMM),
+        memory=shares(model.memory, COMPUTE),
         kind=kind,
         slot=slot,
+        members=members,
         slots_ptr=slots_ptr,
         rival_first=slots_ptr[rival],
         rival_end=slots_ptr[rival + 1],
@@ -105,12 +112,10 @@ def _units(compiled: Compiled) -> tuple[IntArray, IntArray, IntArray]:
     return unit, np.concatenate([[0], np.cumsum(counts)]), np.argsort(unit, kind="stable")
 
 
-def _largest(values: IntArray, unit: IntArray, n_units: int) -> IntArray:
+def _largest(values: IntArray, unit: IntArray, members: IntArray, n_units: int) -> IntArray:
     largest = np.zeros(n_units, dtype=np.int64)
     largest[unit] = values
-    if n_units < len(unit):  # of a collective's members the largest, not the last
-        members = np.flatnonzero(np.bincount(unit, minlength=n_units)[unit] > 1)
-        np.maximum.at(largest, unit[members], values[members])
+    np.maximum.at(largest, unit[members], values[members])  # of a collective's members the largest, not the last
     return largest
 
 
@@ -130,11 +135,11 @@ def _slots(compiled: Compiled, cls: IntArray) -> tuple[IntArray, IntArray, IntAr
     return kind, slot, np.concatenate([[0], np.cumsum(per_bucket)])
 
 
-def _shares(share: int | IntArray, mine: NDArray[np.bool_], unit: IntArray, n_units: int) -> IntArray:
-    """The largest share of each unit's tasks, 0 for kinds that have none. Raises GraphError for what is no share."""
+def _shares(share: int | IntArray, mine: NDArray[np.bool_]) -> IntArray:
+    """The shares of tasks, 0 for kinds that have none. Raises GraphError for what is no share."""
     values = np.asarray(share, dtype=np.int64)
     if values.size and not 0 <= int(values.min()) <= int(values.max()) <= FULL_PACE:
         raise GraphError(
             f"overlap share {int(values.min())} to {int(values.max())}; shares are 0 to {FULL_PACE} permille"
         )
-    return _largest(np.where(mine, values, 0), unit, n_units)
+    return np.where(mine, values, 0)
