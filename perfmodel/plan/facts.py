@@ -67,6 +67,11 @@ class GraphFacts:
         return sum([p.tensor.bytes for p in self.graph.parameters])
 
     @cached_property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that have gradients."""
+        return sum([p.tensor.bytes for p in self.graph.parameters if p.grad_op is not None])
+
+    @cached_property
     def step_events(self) -> tuple[tuple[int, Event], ...]:
         """(op id, event) of forward, loss and backward, in graph order."""
         return tuple(

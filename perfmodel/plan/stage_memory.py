@@ -190,12 +190,13 @@ def _buffers(spread: Spread, stage: int) -> int:
         if spread.plan.fsdp.reduce_dtype == "fp32":  # of the two one is gathered, one on its way to be reduced
             return min(total, largest) + widest
         return min(total, GATHERED_UNITS * largest)
+    trained = sum(c.facts.trained_bytes for c in spread.chunks(stage))
     if ddp.shard == "gradients":
-        return min(total, 2 * ddp.bucket_cap)
+        return min(trained, 2 * ddp.bucket_cap)
     compressed = 0
     if ddp.compression != "none":  # each bucket has its narrow copy while it travels: one in flight, one behind it
-        compressed = min(total, 2 * ddp.bucket_cap) // 2
-    return compressed + (0 if ddp.gradient_as_bucket_view else total)
+        compressed = min(trained, 2 * ddp.bucket_cap) // 2
+    return compressed + (0 if ddp.gradient_as_bucket_view else trained)
 
 
 def _sum(first: MemoryUse, second: MemoryUse) -> MemoryUse:

@@ -72,6 +72,13 @@ def test_tensor_parallel_ranks_exchange_what_they_do_without_fp8():
     assert volumes("fp8") == volumes("own")
 
 
+def test_buckets_hold_gradients_of_what_is_trained_alone():
+    predictor = Predictor(model={**MODEL, "lora_rank": 8}, topology="dgx_h100")
+    trained = sum(p.tensor.bytes for p in predictor.graph().parameters if "lora_" in p.name)
+    assert predictor.predict("dp=8").ranks[0].memory.communication_bytes == trained
+    assert predictor.predict("dp=4,tp=2,sequence=true").ranks[0].memory.communication_bytes < trained
+
+
 def test_only_megatrons_layers_know_fp8():
     with pytest.raises(ConfigError, match="products: found fp8 with implementation huggingface"):
         extract_graph({**MODEL, "implementation": "huggingface"})
