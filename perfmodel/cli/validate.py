@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     help="With --sharding: keeps finished models; those in it are not trained again.",
 )
 @click.option("--plans", is_flag=True, help="With --live: parallel plans of transformers on 2 and 4 processes.")
+@click.option("--memory", is_flag=True, help="With --live --plans: compare peak memory in place of time.")
 @click.option("--cases", default="*", show_default=True, help="Only cases whose name matches (* and ? are wildcards).")
 @click.option(
     "--attribute", is_flag=True, help="With --live or --trace: rank operators by their share of each case's error."
@@ -93,6 +94,9 @@ def validate(
     if options["sharding"]:
         _live_sharding({**options, "as_json": as_json, "markdown": markdown}, db)
         return
+    if options["memory"]:
+        _live_memory({**options, "as_json": as_json, "markdown": markdown}, db)
+        return
     if suite is None:
         name, results = _live_suite(options, db)
     else:
@@ -121,6 +125,8 @@ def _check_options(suite: str | None, options: dict[str, object], html_path: Pat
         raise ConfigError("--html: goes without --sharding")
     if options["plans"] and not options["live"]:
         raise ConfigError("--plans: goes with --live")
+    if options["memory"] and (not options["plans"] or options["attribute"] or html_path is not None):
+        raise ConfigError("--memory: goes with --live --plans, without --attribute and --html")
     if bool(options["traces"]) != bool(options["attribute"] and suite):
         raise ConfigError("--trace: goes with --attribute and a SUITE, all three together")
 
@@ -324,6 +330,28 @@ def _live_plans(options: dict[str, object], db: str | None) -> tuple[str, Sequen
         if options["attribute"]:
             _attribute(cases, settings, db)
     return f"live {options['device']}, parallel plans", results
+
+
+def _live_memory(options: dict[str, object], db: str | None) -> None:
+    """Trains each plan for three steps and prints its peak of live bytes beside the prediction's."""
+    from perfmodel.api import predict
+    from perfmodel.report.live_memory import render_peaks
+    from perfmodel.validate.live import live_settings, live_topology
+    from perfmodel.validate.live_memory import compare_peaks
+    from perfmodel.validate.live_plans import RANKS, plan_cases
+
+    if options["ranks"] != 1 or options["device"] != "cpu":
+        raise ConfigError("--memory: goes without --ranks, on the CPU")
+    n_cores = _calibrated("cpu", db)
+    gaps = []
+    for n_ranks in RANKS:
+        topology = live_topology(n_ranks)
+        cases = [case for case in plan_cases(n_ranks) if fnmatch(case.name, str(options["cases"]))]
+        predicted = [predict(case.model, topology, case.plan, bounds=False, db=db) for case in cases]
+        gaps += compare_peaks(cases, live_settings(n_cores, n_ranks), predicted)
+    if not gaps:
+        raise ConfigError(f"--cases: no case matches {options['cases']!r}")
+    click.echo(render_peaks(gaps, markdown=bool(options["markdown"]), as_json=bool(options["as_json"])).rstrip("\n"))
 
 
 def _attribute(cases: Sequence[LiveCase], settings: LiveSettings, db: str | None) -> None:

@@ -34,10 +34,10 @@ class FramedClass:
     tables: tuple[str, ...]
 
     def memory_with(self, buckets: Sequence[Bucket], ddp: DataParallel) -> MemoryUse:
-        """The class's memory with its buckets."""
-        if ddp.gradient_as_bucket_view:
-            return self.memory
+        """The class's memory with its buckets, which stay all the time; gradients that are views of them lie there."""
         n_bytes = sum(bucket.bytes for bucket in buckets)
+        if ddp.gradient_as_bucket_view:
+            n_bytes = max(n_bytes - self.memory.gradients_bytes, 0)
         return replace(self.memory, communication_bytes=self.memory.communication_bytes + n_bytes)
 
     def rank_class(self, events: Sequence[Event], memory: MemoryUse) -> RankClass:

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.config import PlanSpec, load_plan
-from perfmodel.validate.train import plain_step, real_model
-from perfmodel.validate.train_replicas import replica_step
+from perfmodel.validate.train import real_model
+from perfmodel.validate.train_replicas import accumulated_step, replica_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ def planned_step(model: Mapping[str, Any], plan: PlanSpec | str, rank: int, n_ra
     if spec.size("pp") > 1 and n_ranks % spec.size("pp") == 0 and spec.size("tp") == 1:
         return pipeline_step(model, spec, rank, n_ranks)
     if spec.size("tp") == n_ranks and n_ranks > 1 and not spec.tensor_parallel.vocabulary_parallel:
-        return plain_step(split_linears(real_model(model), spec, n_ranks))
+        return accumulated_step(split_linears(real_model(model), spec, n_ranks), 1)
     if spec.mesh:
         raise ValueError(
             f"plan {spec.name}: a live case has stages and their copies, or one other mesh dimension with all ranks and the "

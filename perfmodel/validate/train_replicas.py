@@ -57,7 +57,10 @@ def accumulated_step(built: BuiltModel, n_passes: int) -> Step:
             optimizer.zero_grad(set_to_none=True)
         for number in range(n_passes):
             with nullcontext() if number == n_passes - 1 else alone():
-                torch.autograd.backward((built.loss(built.module(*built.args, **built.kwargs)),))
+                output = built.module(
+                    *built.args, **built.kwargs
+                )  # a training loop's variable: it lives through backward
+                torch.autograd.backward((built.loss(output),))
         for optimizer in optimizers:
             optimizer.step()
 
@@ -128,7 +131,8 @@ def divided_step(built: BuiltModel, plan: PlanSpec) -> Step:
     optimizers = make_optimizers(replace(built, module=parts))
 
     def step() -> None:
-        torch.autograd.backward((built.loss(built.module(*built.args, **built.kwargs)),))
+        output = built.module(*built.args, **built.kwargs)
+        torch.autograd.backward((built.loss(output),))
         for bucket in buckets:
             bucket.take_gradients()
         for optimizer in optimizers:
@@ -165,7 +169,7 @@ class _Bucket:
         self.values, self.sums = torch.zeros(share * n_ranks), torch.zeros(share * n_ranks)
         self.n_ranks, self.missing, self.n_parameters = n_ranks, len(parameters), len(parameters)
         mine = slice(rank * share, (rank + 1) * share)
-        self.own, self.own_sums = self.values[mine], torch.zeros(share)
+        self.own, self.own_sums = self.values[mine], self.sums[mine]  # sums arrive where the rank's part lay
         self.work: Any = None
         self.parts: list[nn.Parameter] = []
         self.slices: list[slice] = []
