@@ -114,7 +114,7 @@ class Op:
     phase: Phase = "forward"
     recompute: bool = False
     host_sync: bool = False
-    stream: Literal["compute", "copy"] = "compute"
+    stream: Literal["compute", "copy", "copy_back"] = "compute"
 
     def at(self, number: int) -> Op:
         """The same op at another place of a graph: `dataclasses.replace` in half its time."""

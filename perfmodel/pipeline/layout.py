@@ -13,7 +13,7 @@ from perfmodel.kernels.host import NO_GRAD_WEIGHT
 from perfmodel.pipeline.capture import Capture, captured
 from perfmodel.pipeline.pricebook import FloatArray, IntArray, Prices
 from perfmodel.pipeline.settings import RunSettings
-from perfmodel.sim.program import COMM, COMPUTE, COPY
+from perfmodel.sim.program import COMM, COMPUTE, COPY, COPY_BACK
 from perfmodel.units import PS_PER_S, US_PER_S
 
 _INPUT = PHASES.index("input")
@@ -128,7 +128,7 @@ def cpu_layout(prices: Prices) -> Layout:
 
 def is_communication(streams: IntArray) -> BoolArray:
     """Which of these stream numbers carry communication."""
-    found: BoolArray = (streams == COMM) | (streams > COPY)
+    found: BoolArray = (streams == COMM) | ((streams > COPY) & (streams != COPY_BACK))
     return found
 
 

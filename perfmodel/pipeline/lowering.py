@@ -22,7 +22,7 @@ from perfmodel.pipeline.layout import Layout, cpu_layout, cuda_layout, input_cop
 from perfmodel.pipeline.pricebook import FloatArray, IntArray, PricedClasses, Prices
 from perfmodel.pipeline.settings import RunSettings
 from perfmodel.pipeline.tasks import HOST_FAMILY, Tasks
-from perfmodel.sim.program import COMPUTE, COPY, HOST, NO_GROUP
+from perfmodel.sim.program import COMPUTE, COPY, COPY_BACK, HOST, NO_GROUP
 from perfmodel.units import PS_PER_S
 
 _HOST, _SYNC, _KERNEL, _COPY, _COLLECTIVE = range(5)  # places in CATEGORIES
@@ -291,4 +291,5 @@ class Lowering:
 
 
 def _category(streams: IntArray) -> IntArray:
-    return np.where(is_communication(streams), _COLLECTIVE, np.where(streams == COPY, _COPY, _KERNEL))
+    copies = (streams == COPY) | (streams == COPY_BACK)
+    return np.where(is_communication(streams), _COLLECTIVE, np.where(copies, _COPY, _KERNEL))

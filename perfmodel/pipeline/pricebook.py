@@ -20,14 +20,14 @@ from perfmodel.kernels.roofline import peak_flops_per_s
 from perfmodel.plan.columns import ChainedOps, EventColumns, OpRun, collective_of, columns_of, joined
 from perfmodel.plan.events import Event
 from perfmodel.plan.splices import Splices, splices_of
-from perfmodel.sim.program import COMM, COMPUTE, COPY
+from perfmodel.sim.program import COMM, COMPUTE, COPY, COPY_BACK
 
 MAX_EVENTS = 400_000  # of the sequences remembered, about 400 bytes each with what follows from them
 MAX_ROWS = 200_000  # of different ops on one device, about 100 MB; beyond it the book starts anew
 NO_ROW = -1
 STREAM_NUMBERS: Mapping[str, int] = {
     "compute": COMPUTE, "comm": COMM, "copy": COPY, "tensor": 4, "send_next": 5, "recv_prev": 6, "send_prev": 7,
-    "recv_next": 8, "copies": 9, "context": 10,
+    "recv_next": 8, "copies": 9, "context": 10, "copy_back": COPY_BACK,
 }  # fmt: skip
 
 FloatArray = NDArray[np.float64]

@@ -24,7 +24,7 @@ from perfmodel.pipeline.replay_loop import HELPERS, LATER, NEVER, Plan, State, r
 from perfmodel.pipeline.rows import N_CLOCKS, N_STREAMS, RowArrays
 from perfmodel.pipeline.script import MEMBER_WIDTH, STEP_WIDTH, Script, live_clocks
 from perfmodel.sim.loops import compiled_loop, has_numba
-from perfmodel.sim.program import COMPUTE, COPY, HOST
+from perfmodel.sim.program import COMPUTE, COPY, COPY_BACK, HOST
 from perfmodel.sim.steady import cycle_of
 
 MAX_ITERATIONS = 64
@@ -94,7 +94,7 @@ def _plan(script: Script, table: RowArrays, lag_ps: Sequence[int]) -> Plan:
     counts = np.zeros((script.n_classes, N_STREAMS), dtype=np.int64)
     for (cls, stream), count in script.n_kernels.items():
         counts[cls, stream] = count
-    communicates = (counts > 0) & ~np.isin(np.arange(N_STREAMS), (HOST, COMPUTE, COPY))
+    communicates = (counts > 0) & ~np.isin(np.arange(N_STREAMS), (HOST, COMPUTE, COPY, COPY_BACK))
     columns = table.rows
     return Plan(
         steps=np.array(script.steps, dtype=np.int64).reshape(-1, STEP_WIDTH),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from perfmodel.pipeline.rows import N_CLOCKS, N_STREAMS
 from perfmodel.pipeline.script import END, ISSUE, RUN, WAIT
 from perfmodel.sim.overlap_loop import FULL_PACE, MOST_LOST
-from perfmodel.sim.program import COMPUTE, COPY, HOST
+from perfmodel.sim.program import COMPUTE, COPY, COPY_BACK, HOST
 
 NEVER = -(1 << 60)  # ps; before every time there is, with room to add to it
 LATER = 1 << 60  # ps; after every time there is
@@ -342,7 +342,7 @@ def replay_loop(a: Plan, s: State, how: tuple[int, int, int, bool]) -> None:  # 
                     computed += end - at
                     last[cls] = end
                     now[k] = end
-                elif slows and stream != COPY:
+                elif slows and stream not in (COPY, COPY_BACK):
                     end = at + int(work / (1.0 - s.lost[k]) + 0.5)
                     run_collective(s, (lane, k, count[lane]), (at, end), (a.holds[r - 1], a.moves[r - 1]))
                 else:

@@ -10,9 +10,9 @@ from perfmodel.graph import Op, Phase
 from perfmodel.plan.holding import Holding
 
 # Communicators of their own: `tensor` of a tensor-parallel or an expert-parallel group, `copies` of the holders of one shard,
-# `context` of a ring; `send_next` to `recv_next` carry what pipeline stages send each other.
+# `context` of a ring; `send_next` to `recv_next` carry what pipeline stages send each other; `copy_back` is to the host.
 Stream = Literal[
-    "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context"
+    "compute", "comm", "copy", "tensor", "send_next", "recv_prev", "send_prev", "recv_next", "copies", "context", "copy_back"
 ]  # fmt: skip
 CollectiveOp = Literal[
     "all_reduce",

@@ -81,10 +81,11 @@ def to_device(n_bytes: int, n_parts: int, dtype: str, storage: int, phase: Phase
 
 @lru_cache(maxsize=MAX_COPIES)
 def _copy(name: str, n_elems: int, dtype: str, phase: Phase, *, waits: bool = False) -> Op:
+    """A copy over the host link; a device has an engine for each direction, so that both run side by side."""
     spec = TensorSpec(id=HOST_STORAGE, shape=(n_elems,), dtype=dtype, strides=(1,), storage=HOST_STORAGE)
     return Op(
         id=-1, name=name, inputs=(spec,), input_names=("self",), outputs=(spec,), attrs={"pinned": True}, phase=phase,
-        stream="copy", host_sync=waits,
+        stream="copy_back" if name == TO_HOST else "copy", host_sync=waits,
     )  # fmt: skip
 
 

@@ -21,12 +21,13 @@ from perfmodel.pipeline.run import Run
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
 from perfmodel.plan import Collective
 from perfmodel.sim.path import critical_stretches
-from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
+from perfmodel.sim.program import COMM, COMPUTE, COPY, COPY_BACK, HOST
 from perfmodel.units import ps_to_seconds
 
 STREAM_NAMES = {
     HOST: "host thread", COMPUTE: "compute", COMM: "communication", COPY: "copy", 4: "tensor-parallel communication",
     5: "send to next stage", 6: "receive from previous stage", 7: "send to previous stage", 8: "receive from next stage",
+    COPY_BACK: "copy to the host",
 }  # fmt: skip
 MAX_CLASSES = 8  # rank classes with a timeline in a page
 MAX_SPANS = 60_000  # spans of one class in a page, about 2 MB

@@ -18,12 +18,16 @@ HOST, COMPUTE, COMM, COPY = (
 INPUT = (
     -1
 )  # of a stream that `stream_kinds` names so: what makes the next input beside the host thread; no stream's number
+COPY_BACK = 11  # copies from the device to the host, which run beside those to it
 NO_GROUP = -1
 
 IntArray = NDArray[np.int64]
 StreamKind = Literal["host", "compute", "comm", "copy", "input"]
 KIND_CODES: Mapping[StreamKind, int] = {"host": HOST, "compute": COMPUTE, "comm": COMM, "copy": COPY, "input": INPUT}
-_KIND_OF_STREAM: Mapping[int, StreamKind] = {code: kind for kind, code in KIND_CODES.items() if code != INPUT}
+_KIND_OF_STREAM: Mapping[int, StreamKind] = {
+    **{code: kind for kind, code in KIND_CODES.items() if code != INPUT},
+    COPY_BACK: "copy",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class Program:
     """Tasks of one rank class in program order (deps point backwards), and how many ranks run it.
 
     `stream_kinds` says what a stream carries where its number does not: 0 and negative numbers are host threads, 1 is
-    compute, 2 and every number from 4 up communication, 3 copies.
+    compute, 2 and every number from 4 up communication but COPY_BACK, 3 and that copies.
     """
 
     tasks: Sequence[Task]

@@ -17,6 +17,7 @@ from perfmodel.graph import Graph
 from perfmodel.kernels import host_cost_s
 from perfmodel.models import build
 from perfmodel.plan import RankClass, RankDevice, place
+from perfmodel.sim.program import COPY, COPY_BACK
 
 RANK = RankDevice(device="a100_sxm_40gb", memory_bytes=40 * 2**30)
 N = 4
@@ -43,7 +44,7 @@ def bytes_of(graph: Graph, path: str = "") -> int:
 
 def copies(rank: RankClass, way: str, phase: str) -> list[int]:
     found = [e for e in rank.events if e.op is not None and e.op.name == f"perfmodel.{way}_copy" and e.phase == phase]
-    assert {e.stream for e in found} <= {"copy"}
+    assert {e.stream for e in found} <= {"copy" if way == "host_to_device" else "copy_back"}
     return [e.op.outputs[0].bytes for e in found if e.op.attrs.get("pinned") and e.op.outputs[0].n_elems]
 
 
@@ -148,3 +149,30 @@ def test_one_replica_has_nothing_to_put_on_the_host(plan) -> None:
     spec = load_plan(plan)
     with pytest.raises(InfeasiblePlanError, match=r"data_parallel\.offload: found true with one replica"):
         place(graph, spec, [rank] * spec.size("tp"))
+
+
+def test_copies_to_the_host_run_beside_copies_to_the_device() -> None:
+    """A GPU has a copy engine for each direction: in backward shards come while gradients go."""
+    from perfmodel.api import predict_run
+
+    wide = {**MODEL, "name": "wide", "hidden_size": 2048, "heads": 16, "layers": 6, "batch_size": 1}
+    run = predict_run(wide, "dgx_a100", "fsdp,offload=true", bounds=False, check=True)
+    timeline = run.steady.timeline
+    spans = {
+        stream: [
+            (start, end)
+            for start, end, of in zip(
+                timeline.start_ps.tolist(), timeline.end_ps.tolist(), timeline.compiled.stream.tolist(), strict=True
+            )
+            if of == stream and end > start
+        ]
+        for stream in (COPY, COPY_BACK)
+    }
+    assert spans[COPY]
+    assert spans[COPY_BACK]
+    assert any(a < d and c < b for a, b in spans[COPY] for c, d in spans[COPY_BACK])
+    assert run.prediction.breakdown.exposed_copy_s > 0
+    sent = sum(end - start for start, end in spans[COPY_BACK])
+    device = load_device("a100_sxm_40gb")
+    graph_bytes = sum(p.tensor.bytes for p in run.graph.parameters)
+    assert sent == pytest.approx(graph_bytes / 8 / device.host_link_bytes_per_s * 1e12, rel=0.5)
