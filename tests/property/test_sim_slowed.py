@@ -69,7 +69,9 @@ def test_iterations_that_run_into_each_other_keep_the_law(case, seed):
     compiled, model = compile_programs(case), shares(case, seed)
     slowed = SlowedPrograms(compiled, (), model)
     [(count, growth, begin_ps)], state = slowed._settle(compiled.duration_ps[None, :], numba=False)
-    if growth <= 0 or count > EXACT_SWEEPS:  # the first: iterations alternate; from there on single picoseconds are let pass
+    if (
+        growth <= 0 or count > EXACT_SWEEPS
+    ):  # the first: iterations alternate; from there on single picoseconds are let pass
         return
     steady = slowed._steady(count, growth, begin_ps, state)
     assert check_timeline(steady.timeline) == []
@@ -78,19 +80,20 @@ def test_iterations_that_run_into_each_other_keep_the_law(case, seed):
         members = compiled.wiring.members(task)
         work = 1000 * max(int(compiled.duration_ps[m]) for m in members)
         start, end = int(steady.timeline.start_ps[task]), int(steady.timeline.end_ps[task])
-        paces = [1000 - min(900, max(lost(slowed, steady, m, at) for m in members)) for at in range(start, end)]
+        paces = [1000 - min(900, max(lost(slowed, steady, state, m, at) for m in members)) for at in range(start, end)]
         assert sum(paces) >= work > sum(paces[:-1]) or work == start - end == 0
 
 
-def lost(slowed, steady, task, at):
-    """Permille that `task` loses at an instant, to what runs then of any iteration."""
+def lost(slowed, steady, state, task, at):
+    """Permille that `task` loses at an instant, to what runs then of any iteration; classes may have paces of their own."""
     compiled, timeline, rivals = steady.timeline.compiled, steady.timeline, slowed._rivals
     mine, found = rivals.unit[task], 0
-    tasks = compiled.tasks_of(compiled.class_of(task))
+    cls = compiled.class_of(task)
+    tasks, period = compiled.tasks_of(cls), int(state.growth[cls])
     for other in range(tasks.start, tasks.stop):
         if {compiled.kind[task], compiled.kind[other]} != {COMM, COMPUTE}:
             continue
-        its, period = rivals.unit[other], steady.iteration_ps
+        its = rivals.unit[other]
         runs = any(
             timeline.start_ps[other] + k * period <= at < timeline.end_ps[other] + k * period for k in range(-40, 41)
         )
