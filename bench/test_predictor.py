@@ -15,6 +15,7 @@ from perfmodel.api import Predictor, as_topology
 from perfmodel.autotune.heap import uncollected
 from perfmodel.config import load_plan
 from perfmodel.errors import InfeasiblePlanError
+from perfmodel.sim.warm import warm_up_all
 from perfmodel.pipeline.run import TOLERANCE_FRAC
 from perfmodel.units import KIBI, format_bytes
 
@@ -28,6 +29,7 @@ CAPS = ("ddp", *(f"ddp,bucket_cap={size}MiB" for size in range(10, 60, 5)))
 @pytest.fixture(scope="module", params=["dlrm", "gpt2_large"])
 def predictor(request):
     """A predictor that has seen the model and its machines."""
+    warm_up_all()
     made = Predictor(request.param, "dgx")
     for plan in CAPS:
         made.predict(plan)
