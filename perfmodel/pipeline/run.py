@@ -253,7 +253,7 @@ def predict_graph(
         note = loader_note(settings.loader, prediction.iteration_time_s)
         prediction = replace(prediction, notes=(*prediction.notes, note))
     if settings.bounds:
-        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, model))
+        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, model, prediction.iteration_time_s))
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(classes, steady, carry, settings))
     return Run(
