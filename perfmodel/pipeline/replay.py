@@ -153,7 +153,7 @@ def _state(script: Script, plan: Plan) -> State:
         holds=zeros(n_kernels),
         moves=zeros(n_kernels),
         early=zeros(n_kernels),
-        soon=zeros(n_kernels),
+        soon=np.repeat(plan.kernel_ptr[1:], np.diff(plan.kernel_ptr)),
         soonest=zeros(n_kernels),
         latest=zeros(n_kernels),
         met=np.zeros(n_kernels),

@@ -141,25 +141,11 @@ def expect(a: Plan, s: State, lane: int, damped: bool) -> None:
     s.place[lane], s.shift[lane] = place, reached
 
 
-def span_at(a: Plan, s: State, lane: int, place: int, period: int) -> tuple[int, int, int]:
-    """The collective at a place of a lane, when it begins and ends; -1 and the next place to look at where nobody knows."""
-    low, n = a.kernel_ptr[lane], a.kernel_ptr[lane + 1] - a.kernel_ptr[lane]
-    if place < 0:  # of the iteration before
-        k = low + n + place
-        return k, s.began[k], s.then[k]
-    later = place >= n  # of the iteration to come
-    k = low + place - n if later else low + place
-    is_known = s.now[k] != NEVER
-    if s.early[k] == 0 and (later or not is_known):
-        return -1, max(s.soon[k] - low + (n if later else 0), place + 1), 0
-    begin, end = s.begin[k], s.now[k]
-    if not is_known:
-        begin, end = s.soonest[k] + s.shift[lane], s.latest[k] + s.shift[lane]
-    return (k, begin + period, end + period) if later else (k, begin, end)
-
-
 def look_around(a: Plan, s: State, cls: int, at: int, period: int) -> None:
-    """Finds what runs beside the kernels of a class at a time, and until when; what ran till now has met its kernels."""
+    """Finds what runs beside the kernels of a class at a time, and until when; what ran till now has met its kernels.
+
+    One function: numba hands on every array of `a` and `s` with each call.
+    """
     until, held, traffic, met = LATER, 0, 0, s.area[cls]
     s.area[cls] = 0.0
     for i in range(a.lane_ptr[cls], a.lane_ptr[cls + 1]):
@@ -167,14 +153,23 @@ def look_around(a: Plan, s: State, cls: int, at: int, period: int) -> None:
         if s.running[lane] >= 0:
             s.met[s.running[lane]] += met
             s.running[lane] = -1
-        place, behind = s.place[lane], 2 * (a.kernel_ptr[lane + 1] - a.kernel_ptr[lane])
-        while place < behind:
-            k, begin, end = span_at(a, s, lane, place, period)
-            if k < 0:
-                place = begin
-            elif end <= at:
-                place += 1
+        low, n, place = a.kernel_ptr[lane], a.kernel_ptr[lane + 1] - a.kernel_ptr[lane], s.place[lane]
+        while place < 2 * n:
+            if place < 0:  # of the iteration before
+                k = low + n + place
+                begin, end = s.began[k], s.then[k]
             else:
+                later = n if place >= n else 0  # of the iteration to come
+                k = low + place - later
+                begin, end = s.begin[k], s.now[k]
+                if s.early[k] == 0 and (later > 0 or end == NEVER):  # nobody knows, nor any before the next early one
+                    place = max(s.soon[k] - low + later, place + 1)
+                    continue
+                if end == NEVER:
+                    begin, end = s.soonest[k] + s.shift[lane], s.latest[k] + s.shift[lane]
+                if later > 0:
+                    begin, end = begin + period, end + period
+            if end > at:
                 if begin > at:
                     until = min(until, begin)
                 else:
@@ -183,6 +178,7 @@ def look_around(a: Plan, s: State, cls: int, at: int, period: int) -> None:
                     traffic += s.moves[k]
                     s.running[lane] = k
                 break
+            place += 1
         s.place[lane] = place
     s.until[cls], s.held[cls], s.traffic[cls] = until, held, traffic
 
@@ -395,4 +391,4 @@ def replay_loop(a: Plan, s: State, how: tuple[int, int, int, bool]) -> None:  # 
             clock[2 * first] = max(clock[2 * first], clock[2 * second + 1])
 
 
-HELPERS = (expect, open_iteration, span_at, look_around, run_over, run_collective, queue_place)
+HELPERS = (expect, open_iteration, look_around, run_over, run_collective, queue_place)
