@@ -22,6 +22,9 @@ from perfmodel.topology import Topology
 Fits = Mapping[str, FabricFit]
 # Bytes of the all_reduce that torch runs for a barrier (one element).
 BARRIER_BYTES = 4
+MAX_HASHED_RANKS = (
+    1024  # whose sizes to each other are looked up among remembered ones: hashing them grows with their square
+)
 _ALONE = Price(
     candidate=Candidate(
         algorithm=Algorithm.NONE, protocol=Protocol.NONE, latency_s=0.0, bandwidth_s=0.0, n_channels=0, bottleneck=""
@@ -84,6 +87,8 @@ class _Alike:
 
 def _named(call: CollectiveCall, topology: Topology) -> CollectiveEstimate:
     """The estimate of a call's sort with the link of the call's own group that limits it."""
+    if call.send_bytes is not None and call.n_ranks > MAX_HASHED_RANKS:
+        return _estimate(call, topology, load_fabric(topology.fabric), load_wires(), (None, None))
     check_call(call, topology)
     twin, found = _first_of_sort(_Alike(_sort_of(call, topology), call), topology)
     return _renamed(found, twin, call, topology)

@@ -11,23 +11,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.collectives.flows import capacities, ends_of
 from perfmodel.collectives.group import Group
+from perfmodel.collectives.sent import Matrix, Sent
 from perfmodel.collectives.units import Unit, units_of
 from perfmodel.topology import Link, Topology
+from perfmodel.topology.flat import FloatArray, IntArray
 
 MAX_EXACT_RANKS = 16
 MAX_GROUPS = 256  # of so few ranks, whose routes are remembered
-Matrix = NDArray[np.float64]
 
 
-def exchange_time(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+def exchange_time(
+    topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix | Sent
+) -> tuple[float, str]:
     """Time (s) for `send_bytes[i, j]` from the i-th to the j-th rank, all pairs at once, and the busiest link's name."""
+    sent = send_bytes if isinstance(send_bytes, Sent) else Sent.of_matrix(send_bytes)
     if group.n_units == 1 and len(ranks) <= MAX_EXACT_RANKS:
-        return _exact(topology, ranks, send_bytes)
-    return _by_ends(topology, group, ranks, send_bytes)
+        return _exact(topology, ranks, sent.block(np.arange(len(ranks))))
+    return _by_ends(topology, group, ranks, sent)
 
 
 def uniform(n_ranks: int, n_bytes: float) -> Matrix:
@@ -56,11 +59,11 @@ class _Pairs:
     `limits` are the resources' bytes a second, in the order of their names.
     """
 
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
+    first: IntArray
+    second: IntArray
     routes: tuple[tuple[Link, ...], ...]
     crossings: Matrix
-    limits: NDArray[np.float64]
+    limits: FloatArray
     names: tuple[str, ...]
 
 
@@ -117,24 +120,24 @@ class _Loads:
         return (times[name], self._link[name].name) if name else (0.0, "")
 
 
-def _by_ends(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
+def _by_ends(topology: Topology, group: Group, ranks: Sequence[int], sent: Sent) -> tuple[float, str]:
     """Loads counted at each rank's ends: inside its unit pair by pair, to other units summed. One unit of each equal sort."""
     place = {rank: index for index, rank in enumerate(ranks)}
     indices = [np.array([place[rank] for rank in unit]) for unit in group.units]
-    sent, received = send_bytes.sum(axis=1), send_bytes.sum(axis=0)
+    gives, gets = sent.sent(), sent.received()
     worst: tuple[float, str] = (0.0, "")
     seen: set[object] = set()
     shapes = units_of(topology, tuple(ranks)).shape.tolist()
     for number, (unit, index) in enumerate(zip(group.units, indices, strict=True)):
-        inside = send_bytes[np.ix_(index, index)]
-        out, back = sent[index] - inside.sum(axis=1), received[index] - inside.sum(axis=0)
+        inside = sent.block(index)
+        out, back = gives[index] - inside.sum(axis=1), gets[index] - inside.sum(axis=0)
         key = (shapes[number], inside.tobytes(), out.tobytes(), back.tobytes())
         if key in seen:
             continue
         seen.add(key)
         other = group.units[(number + 1) % group.n_units]
         worst = max(worst, _unit_load(topology, unit, other, (inside, out, back)))
-    return max(worst, _uplink_load(topology, group, ranks, send_bytes)) if group.n_units > 1 else worst
+    return max(worst, _uplink_load(topology, indices, ranks, sent)) if group.n_units > 1 else worst
 
 
 def _unit_load(
@@ -160,33 +163,53 @@ def _near_end(topology: Topology, rank: int, links: Sequence[Link]) -> list[Link
     return [link for link in links if link.source.startswith(home) or link.target.startswith(home)]
 
 
-def _uplink_load(topology: Topology, group: Group, ranks: Sequence[int], send_bytes: Matrix) -> tuple[float, str]:
-    """Bytes that leave each leaf switch, over its uplink; nothing where one leaf holds all NICs."""
-    unit_of = np.empty(len(ranks), dtype=int)
-    place = {rank: index for index, rank in enumerate(ranks)}
-    for number, unit in enumerate(group.units):
-        unit_of[[place[rank] for rank in unit]] = number
+def _uplink_load(
+    topology: Topology, indices: Sequence[IntArray], ranks: Sequence[int], sent: Sent
+) -> tuple[float, str]:
+    """Bytes that leave each leaf switch, over its uplink; nothing where one leaf holds all NICs. `indices`: of units."""
+    unit_of = np.empty(len(ranks), dtype=np.int64)
+    for number, index in enumerate(indices):
+        unit_of[index] = number
     leaves = [topology.network.leaf_of(topology.ranks[rank].nics[0]) for rank in ranks]
     names = sorted(set(leaves))
     if len(names) == 1:
         return 0.0, ""
-    leaf_of = np.array([names.index(leaf) for leaf in leaves])
-    crossing = (leaf_of[:, None] != leaf_of[None, :]) & (unit_of[:, None] != unit_of[None, :])
-    moved = np.where(crossing, send_bytes, 0.0)
-    out, back = np.bincount(leaf_of, moved.sum(axis=1)), np.bincount(leaf_of, moved.sum(axis=0))
+    number_of = {name: number for number, name in enumerate(names)}
+    leaf_of = np.array([number_of[leaf] for leaf in leaves])
+    out, back = _crossing(indices, leaf_of, sent)
     worst: tuple[float, str] = (0.0, "")
-    for number in range(len(names)):
-        here = np.flatnonzero(leaf_of == number)
-        pairs = np.argwhere(crossing[here])
-        if not len(pairs):
+    for number, name in enumerate(names):
+        pair = _crossing_pair(leaf_of, unit_of, number)
+        if pair is None:
             continue
-        first, second = ranks[int(here[pairs[0][0]])], ranks[int(pairs[0][1])]
+        first, second = (ranks[at] for at in pair)
         for route, n_bytes in (
             (topology.route(first, second), out[number]),
             (topology.route(second, first), back[number]),
         ):
-            name = names[number]
             up = [k for k in route if k.source.startswith("net/") and k.target.startswith("net/")]
             for link in (k for k in up if name in (k.source, k.target)):
                 worst = max(worst, (float(n_bytes) / link.bandwidth_bytes_per_s, link.name))
     return worst
+
+
+def _crossing(indices: Sequence[IntArray], leaf_of: IntArray, sent: Sent) -> tuple[FloatArray, FloatArray]:
+    """Bytes that leave each leaf, and that come to it: to and from members of other units on other leaves."""
+    near = sent.within(leaf_of)
+    out, back = sent.sent() - near[0], sent.received() - near[1]
+    for index in indices:
+        leaf = leaf_of[index]
+        if (leaf != leaf[0]).any():
+            aside = np.where(leaf[:, None] != leaf[None, :], sent.block(index), 0.0)
+            out[index] -= aside.sum(axis=1)
+            back[index] -= aside.sum(axis=0)
+    return np.bincount(leaf_of, out).astype(float), np.bincount(leaf_of, back).astype(float)
+
+
+def _crossing_pair(leaf_of: IntArray, unit_of: IntArray, leaf: int) -> tuple[int, int] | None:
+    """The first member of a leaf and of another one whose bytes cross the uplink; None where all are of one unit."""
+    for at in np.flatnonzero(leaf_of == leaf).tolist():
+        others = np.flatnonzero((leaf_of != leaf) & (unit_of != unit_of[at]))
+        if len(others):
+            return at, int(others[0])
+    return None

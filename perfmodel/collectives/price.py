@@ -20,6 +20,7 @@ from perfmodel.collectives.candidates import Candidate, Setting, candidates, hop
 from perfmodel.collectives.group import Group, group_of
 from perfmodel.collectives.nccl_tables import Algorithm, Protocol
 from perfmodel.collectives.regime import choose, pairwise_regime, setting_of
+from perfmodel.collectives.sent import Matrix, Sent
 from perfmodel.collectives.settings import Settings
 from perfmodel.collectives.wire import over_wire, wire_of
 from perfmodel.db.fabric import FabricFit
@@ -39,6 +40,8 @@ SAME_LINKS_FRAC = 0.02
 # A send_recv over the two-GPU all_to_all with as many bytes on the wire, which also copies its own half: median of Vidur's
 # send_recv (8 KiB to 64 MiB, DGX A100 and H100) over our all_to_all there.
 SEND_RECV_FRAC = 0.66
+# Ranks whose exchanges are matrices; of more, rows that are alike are one row.
+MAX_MATRIX_RANKS = 1024
 # Whose regime stands in for an operation that no table has.
 _STAND_IN = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 
@@ -172,7 +175,7 @@ def price_exchange(call: CollectiveCall, topology: Topology, group: Group, setti
     link as much.
     """
     fit = known.fit
-    bandwidth_s, link = known.exchanged or exchange.exchange_time(topology, group, call.ranks, send_matrix(call))
+    bandwidth_s, link = known.exchanged or exchange.exchange_time(topology, group, call.ranks, _sent(call))
     setting = setting_of(call.op, call.bytes, topology, group, settings)
     regime = pairwise_regime(call.op, call.bytes, call.n_ranks)
     hop = max(hop_s(lane, Algorithm.RING, Protocol.LL) for lane in (group.intra, group.inter))
@@ -225,7 +228,19 @@ def _s_per_byte(topology: Topology, ranks: tuple[int, ...]) -> float:
     return exchange.exchange_time(topology, group_of(topology, ranks), ranks, exchange.uniform(len(ranks), 1.0))[0]
 
 
-def send_matrix(call: CollectiveCall) -> exchange.Matrix:
+def _sent(call: CollectiveCall) -> Sent:
+    """`send_matrix`, and without the matrix where thousands of ranks send alike."""
+    n_ranks = call.n_ranks
+    if n_ranks <= MAX_MATRIX_RANKS:
+        return Sent.of_matrix(send_matrix(call))
+    if call.send_bytes is not None:
+        return Sent.of_tuples(call.send_bytes)
+    if call.op == "all_to_all":
+        return Sent(rows=np.full((1, n_ranks), call.bytes / n_ranks), row_of=np.zeros(n_ranks, dtype=np.int64))
+    return Sent.of_matrix(send_matrix(call))
+
+
+def send_matrix(call: CollectiveCall) -> Matrix:
     """Bytes from each member to each other."""
     if call.send_bytes is not None:
         matrix = np.array(call.send_bytes, dtype=float)

@@ -229,7 +229,7 @@ def _all_to_all(
         send = _send_bytes(exchange, sizes, scatter=scatter)
         exchange.made[instance] = Collective(
             op="all_to_all_v",
-            bytes=max(sum(row) for row in send),
+            bytes=max(sum(row) for row in {id(row): row for row in send}.values()),
             ranks=tuple(range(exchange.n_ranks)),
             dtype="int64" if kind in (LENGTHS, INDICES) else "float32",
             instance=instance,
@@ -256,7 +256,8 @@ def _send_bytes(exchange: Exchange, sizes: Mapping[str, int], *, scatter: bool) 
         owned_bytes[owner] += sizes[name]
     if scatter:
         return (tuple(owned_bytes),) * exchange.n_ranks
-    return tuple((size,) * exchange.n_ranks for size in owned_bytes)
+    rows = {size: (size,) * exchange.n_ranks for size in set(owned_bytes)}  # most ranks own nothing: one row for all
+    return tuple(rows[size] for size in owned_bytes)
 
 
 def _writes(op: Op) -> set[int]:

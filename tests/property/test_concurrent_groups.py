@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from perfmodel.collectives import CollectiveCall, estimate_collective, estimate_concurrent
 from perfmodel.collectives.concurrent import _ring_shares
 from perfmodel.collectives.estimate import estimate_collectives
+from perfmodel.collectives.exchange import exchange_time
 from perfmodel.collectives.flows import max_min_rates
 from perfmodel.collectives.group import group_of
+from perfmodel.collectives.sent import Sent
 from perfmodel.topology import Topology
 from tests.random_machines import machines
 
@@ -113,3 +115,30 @@ def test_groups_at_once_cost_what_plain_loops_say(machine: Topology, data: st.Da
     ends = plain_ends([(e.latency_s, e.bandwidth_s) for e in alone], [plain_shares(machine, r) for r in groups])
     expected = [max(end, e.time_s) for end, e in zip(ends, alone, strict=True)]
     assert [e.time_s for e in estimate_concurrent(calls, machine)] == pytest.approx(expected, rel=1e-12)
+
+
+@given(machines(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_exchanges_of_few_different_rows_cost_what_their_matrix_costs(machine: Topology, data: st.DataObject) -> None:
+    """By loads of every pair's own route: a resource's bytes over its rate, the largest of all, and a link of it."""
+    ranks = tuple(data.draw(st.permutations(range(machine.n_ranks)))[: data.draw(st.integers(17, 24))])
+    if len(ranks) < 17:
+        return
+    n = len(ranks)
+    kinds = data.draw(st.lists(st.lists(st.integers(0, 2**20), min_size=n, max_size=n), min_size=1, max_size=3))
+    rows = [tuple(row) for row in kinds]
+    send = tuple(rows[data.draw(st.integers(0, len(rows) - 1))] for _ in ranks)
+    matrix = np.array(send, dtype=float)
+    np.fill_diagonal(matrix, 0.0)
+    few = Sent.of_tuples(send)
+    assert len(few.rows) <= len(rows)
+    assert few.sent().tolist() == matrix.sum(axis=1).tolist()
+    assert few.received().tolist() == matrix.sum(axis=0).tolist()
+    group = group_of(machine, ranks)
+    assert exchange_time(machine, group, ranks, few) == exchange_time(machine, group, ranks, matrix)
+    loads: dict[str, float] = {}
+    for i, j in np.argwhere(matrix > 0).tolist():
+        for link in machine.route(ranks[i], ranks[j]):
+            loads[link.resource] = loads.get(link.resource, 0.0) + matrix[i, j] / link.bandwidth_bytes_per_s
+    time_s, _ = exchange_time(machine, group, ranks, few)
+    assert time_s == pytest.approx(max(loads.values(), default=0.0), rel=1e-9)

@@ -154,11 +154,14 @@ def test_all_to_all_v_is_bound_by_the_rank_that_sends_most():
 def test_two_way_counting_of_loads_agrees_where_both_apply():
     """Flows followed exactly against loads counted by ends: 8 GPUs on a PCIe tree, uneven sizes."""
     from perfmodel.collectives.exchange import _by_ends, _exact
+    from perfmodel.collectives.sent import Sent
 
     topology = machine("pcie_8xl40s")
     group = group_of(topology, tuple(range(8)))
     send = uniform(8, GIB)
-    assert _by_ends(topology, group, range(8), send)[0] == pytest.approx(_exact(topology, range(8), send)[0], rel=1e-6)
+    assert _by_ends(topology, group, range(8), Sent.of_matrix(send))[0] == pytest.approx(
+        _exact(topology, range(8), send)[0], rel=1e-6
+    )
 
 
 @pytest.mark.bench
