@@ -28,13 +28,13 @@ from perfmodel.sim.program import COMPUTE, COPY, COPY_BACK, HOST
 from perfmodel.sim.steady import cycle_of
 
 MAX_ITERATIONS = 64
-# Under slowdown iterations repeat if their time changes by no more than this share of it, as rounds end in the simulator
-# of all tasks (`SETTLED_FRAC`), and the growth of any clock by no more than that.
-EVEN_FRAC = 1e-5
-EVEN_CLOCKS_FRAC = 2e-4
+# Under slowdown iterations repeat if their time changes by no more than this share of it (the simulator of all tasks ends
+# by a like rule), and the growth of any clock by no more than that.
+EVEN_FRAC = 2e-5
+EVEN_CLOCKS_FRAC = 5e-4
 # Or if clocks do not come to rest, but the longest and the shortest of so many iterations differ by no more than this.
 NEARLY_EVEN = 8
-NEARLY_FRAC = 1e-4
+NEARLY_FRAC = 5e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
