@@ -160,6 +160,14 @@ def sweep_slowed(a: Links, work: Any, s: State, number: int) -> int:  # noqa: C9
                 for rival in range(rival_first[own], rival_end[own]):
                     p = place_ptr[own] + rival - rival_first[own]
                     place, lap = places[p], laps[p]
+                    while 0 <= lap <= last_lap:  # back, if an estimate of a sweep before went too far
+                        sooner, its_lap = place - 1, lap
+                        if place == item_ptr[rival]:
+                            sooner, its_lap = item_ptr[rival + 1] - 1, lap - 1
+                        other = items[sooner]
+                        if its_lap < 0 or seen[other] < 0 or end[other] + (its_lap - seen[other]) * shift <= now:
+                            break
+                        place, lap = sooner, its_lap
                     while lap <= last_lap:
                         other = items[place]
                         if seen[other] < 0:
