@@ -12,11 +12,11 @@ from itertools import cycle, product
 import pytest
 
 from perfmodel.api import Predictor, as_topology
-from perfmodel.autotune.heap import uncollected
 from perfmodel.config import load_plan
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.sim.warm import warm_up_all
+from perfmodel.heap import uncollected
 from perfmodel.pipeline.run import TOLERANCE_FRAC
+from perfmodel.sim.warm import warm_up_all
 from perfmodel.units import KIBI, format_bytes
 
 pytestmark = pytest.mark.bench

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.autotune.budget import Budget
-from perfmodel.autotune.heap import uncollected
 from perfmodel.autotune.judge import Judge, Objective
 from perfmodel.autotune.space import Candidate, Refused
 from perfmodel.errors import ConfigError, InfeasiblePlanError, PerfModelError
+from perfmodel.heap import uncollected
 from perfmodel.pipeline.prediction import Breakdown, Prediction
 from perfmodel.pipeline.run import Evaluation
 from perfmodel.plan.memory import MemoryShortfallError

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.api import Predictor, RunOptions
-from perfmodel.autotune.heap import uncollected
 from perfmodel.autotune.space import Candidate, Refused
 from perfmodel.errors import ConfigError, PerfModelError
+from perfmodel.heap import uncollected
 
 Detail = Literal["quick", "full"]
 Backend = Literal["loky", "threading", "sequential", "dask", "ray"]

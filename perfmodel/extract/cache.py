@@ -20,6 +20,7 @@ from typing import Any
 
 from perfmodel.errors import GraphError
 from perfmodel.graph import SCHEMA_VERSION, Graph
+from perfmodel.heap import uncollected
 
 _LOG = logging.getLogger(__name__)
 _SUFFIX = ".graph.json.gz"
@@ -60,7 +61,7 @@ def load(key: str, folder: Path | None = None) -> Graph | None:
     """The graph under a key, or None if there is none; a damaged entry counts as none."""
     path = (folder or cache_folder()) / (key + _SUFFIX)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        with uncollected(), gzip.open(path, "rt", encoding="utf-8") as file:
             return Graph.from_json(file.read())
     except FileNotFoundError:
         return None

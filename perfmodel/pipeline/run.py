@@ -13,6 +13,7 @@ from perfmodel.config.plan import MESH_DIMS
 from perfmodel.db import load_shared
 from perfmodel.db.device import Device, Pace, paced
 from perfmodel.graph import Graph
+from perfmodel.heap import uncollected
 from perfmodel.kernels.cpu_heap import keeps_pages
 from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
@@ -196,6 +197,7 @@ def _trains(graph: Graph) -> bool:
     return any(op.phase == "backward" for op in reversed(graph.ops))
 
 
+@uncollected()
 def predict_graph(
     graph: Graph,
     plan: PlanSpec,
@@ -253,7 +255,9 @@ def predict_graph(
         note = loader_note(settings.loader, prediction.iteration_time_s)
         prediction = replace(prediction, notes=(*prediction.notes, note))
     if settings.bounds:
-        prediction = replace(prediction, bounds=find_bounds(classes, compiled, carry, model, prediction.iteration_time_s))
+        prediction = replace(
+            prediction, bounds=find_bounds(classes, compiled, carry, model, prediction.iteration_time_s)
+        )
     if settings.jitter:
         prediction = replace(prediction, percentiles=sample_percentiles(classes, steady, carry, settings))
     return Run(
@@ -267,6 +271,7 @@ def predict_graph(
     )
 
 
+@uncollected()
 def evaluate_graph(
     graph: Graph, plan: PlanSpec, topology: Topology, *, db: str | None, settings: RunSettings, books: PriceBooks
 ) -> Evaluation | None:

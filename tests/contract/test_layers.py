@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 # A room may import rooms of a strictly lower level, itself, and the extra rooms named in ALSO.
 LEVELS = [
-    {"units", "errors"},
+    {"units", "errors", "heap"},
     {"graph", "estimate", "metrics"},
     {"config", "topology", "db"},
     {"kernels", "collectives", "plan"},
@@ -30,7 +30,7 @@ ALSO = {
     "topology": {"config"},  # a topology is built from its spec
     "db": {"config"},  # device.yaml has a schema
     "models": {"graph", "config", "errors", "units"},
-    "extract": {"graph", "config", "errors", "units", "models"},
+    "extract": {"graph", "config", "errors", "units", "heap", "models"},
     "__init__": set(LEVEL) | {"api"},
 }
 ONLY = {"sim": {"errors", "units", "metrics"}}  # the simulator knows no tensors, devices or YAML
