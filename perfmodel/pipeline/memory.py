@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from perfmodel.db.device import Device
 from perfmodel.graph import Graph
 from perfmodel.pipeline.tasks import LoweredClass
-from perfmodel.plan.events import Event, MemoryUse
+from perfmodel.plan.events import Event, MemoryUse, Placement
 from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import table_storages
 from perfmodel.sim.memory import EXACT, PYTORCH, Allocation, MemoryCurve, memory_over_time, reserved_bytes
 from perfmodel.sim.timeline import Timeline
+from perfmodel.units import format_bytes
+
+NOT_FITTING = "predicted as if it fitted"  # ends the note of a plan that is not refused for want of memory
 
 
 def allocator_overhead(graph: Graph, sharded: frozenset[str]) -> tuple[int, int]:
@@ -29,6 +33,46 @@ def with_overhead(memory: MemoryUse, overhead: tuple[int, int]) -> MemoryUse:
     extra, peak = overhead
     share = extra / peak if peak else 0.0
     return replace(memory, allocator_bytes=min(extra, round(share * memory.total_bytes)))
+
+
+def with_allocator(
+    placement: Placement,
+    graph: Graph,
+    overhead_of: Callable[[Graph, frozenset[str]], tuple[int, int]],
+    devices: Mapping[str, Device],
+) -> Placement:
+    """The placement with what PyTorch's allocator reserves on CUDA devices; `overhead_of` is `allocator_overhead`, kept.
+
+    Live tensors fit, or the plan would have been refused. What the allocator keeps besides, it gives back when memory runs
+    out, at the price of a stall, if fragments allow it: said in a note.
+    """
+    if graph.target != "cuda":
+        return placement
+    sharded = frozenset(name for rank_class in placement.classes for name in rank_class.tables)
+    overhead = overhead_of(graph, sharded)
+    classes = tuple(replace(c, memory=with_overhead(c.memory, overhead)) for c in placement.classes)
+    full = [c for c in classes if c.memory.total_bytes > devices[c.device].memory_bytes]
+    notes = placement.notes
+    if full:
+        worst = max(full, key=lambda c: c.memory.total_bytes)
+        live_bytes = worst.memory.total_bytes - worst.memory.allocator_bytes
+        device = devices[worst.device]
+        if live_bytes > device.memory_bytes:
+            return replace(
+                placement, classes=classes, notes=(*notes, _does_not_fit(worst.ranks[0], live_bytes, device))
+            )
+        notes += (
+            f"the tensors of rank {worst.ranks[0]} fit, but not with what the allocator keeps besides "
+            f"({format_bytes(worst.memory.allocator_bytes)}): expect stalls of the allocator, or memory to run out",
+        )
+    return replace(placement, classes=classes, notes=notes)
+
+
+def _does_not_fit(rank: int, live_bytes: int, device: Device) -> str:
+    return (
+        f"rank {rank} needs {format_bytes(live_bytes)} by the memory model, its device has "
+        f"{format_bytes(device.memory_bytes)}: {NOT_FITTING}"
+    )
 
 
 def memory_curve(

@@ -23,7 +23,7 @@ from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.loader import loader_note, with_loader
 from perfmodel.pipeline.lower import lower_classes
-from perfmodel.pipeline.memory import allocator_overhead, with_overhead
+from perfmodel.pipeline.memory import allocator_overhead, with_allocator
 from perfmodel.pipeline.pace import Paces
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.pricebook import PriceBook
@@ -41,7 +41,7 @@ from perfmodel.plan.recompute import recomputed
 from perfmodel.sim.steady import Steady
 from perfmodel.sim.steady_slowed import simulate_slowed
 from perfmodel.topology import Topology
-from perfmodel.units import format_bytes, ps_to_seconds
+from perfmodel.units import ps_to_seconds
 
 MAX_PLACEMENTS = 32
 # Evaluations differ from predictions by 0.04 % at most on the 255 plans of bench/test_predictor.py; more than twice that.
@@ -49,7 +49,6 @@ TOLERANCE_FRAC = 1e-3
 Ranks = tuple[tuple[RankDevice, int], ...]  # devices in rank order, and how many follow each other
 
 
-NOT_FITTING = "predicted as if it fitted"  # ends the note of a plan that is not refused for want of memory
 UNBOUNDED_BYTES = 2**62  # memory of a device where plans are not refused for want of it
 
 
@@ -322,17 +321,22 @@ def _placed(
     }
     kinds = {name: RankDevice(device=name, memory_bytes=n_bytes) for name, n_bytes in enough.items()}
     ranks = [kinds[p.device] for p in topology.ranks]
-    smaller = facts_of(graph).smaller
-    graph = recomputed(graph, plan.recompute)
-    if settings.mode == "compile":
-        split = any(plan.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")
-        graph = books.fused_late(graph) if split else books.fused(graph)
+    source, smaller = graph, facts_of(graph).smaller
 
-    facts_of(graph).smaller = smaller
+    def executed(of: PlanSpec, parts: int) -> Graph:
+        whole = source if parts == 1 or smaller is None else smaller(parts)
+        again = recomputed(whole, of.recompute)
+        if settings.mode != "compile":
+            return again
+        split = any(of.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")
+        return books.fused_late(again) if split else books.fused(again)
+
+    graph = executed(plan, 1)
+    facts_of(graph).smaller, facts_of(graph).executed = smaller, executed
 
     def make() -> Placement:
         placement = place(graph, plan, ranks, advise=advise, distinct=distinct_rows, frames=books.frames)
-        return _with_allocator(placement, graph, books, devices)
+        return with_allocator(placement, graph, books.overhead, devices)
 
     # A predictor asked for the same plan on another machine of such devices has placed it before; floors are asked once.
     return graph, books.placed(graph, plan, ranks, make) if advise else make(), devices
@@ -342,41 +346,6 @@ def pace_on(topology: Topology, device: str) -> Pace:
     """The pace that a machine's CPUs of this name have now; of any other device, as calibrated."""
     paces = [node.cpus.pace for _, node in topology.spec.node_groups if node.cpus and node.cpus.device == device]
     return Pace(**paces[0].model_dump()) if paces else Pace()
-
-
-def _with_allocator(placement: Placement, graph: Graph, books: PriceBooks, devices: Mapping[str, Device]) -> Placement:
-    """The placement with what PyTorch's allocator reserves on CUDA devices.
-
-    Live tensors fit, or the plan would have been refused. What the allocator keeps besides, it gives back when memory runs
-    out, at the price of a stall, if fragments allow it: said in a note.
-    """
-    if graph.target != "cuda":
-        return placement
-    sharded = frozenset(name for rank_class in placement.classes for name in rank_class.tables)
-    overhead = books.overhead(graph, sharded)
-    classes = tuple(replace(c, memory=with_overhead(c.memory, overhead)) for c in placement.classes)
-    full = [c for c in classes if c.memory.total_bytes > devices[c.device].memory_bytes]
-    notes = placement.notes
-    if full:
-        worst = max(full, key=lambda c: c.memory.total_bytes)
-        live_bytes = worst.memory.total_bytes - worst.memory.allocator_bytes
-        device = devices[worst.device]
-        if live_bytes > device.memory_bytes:
-            return replace(
-                placement, classes=classes, notes=(*notes, _does_not_fit(worst.ranks[0], live_bytes, device))
-            )
-        notes += (
-            f"the tensors of rank {worst.ranks[0]} fit, but not with what the allocator keeps besides "
-            f"({format_bytes(worst.memory.allocator_bytes)}): expect stalls of the allocator, or memory to run out",
-        )
-    return replace(placement, classes=classes, notes=notes)
-
-
-def _does_not_fit(rank: int, live_bytes: int, device: Device) -> str:
-    return (
-        f"rank {rank} needs {format_bytes(live_bytes)} by the memory model, its device has "
-        f"{format_bytes(device.memory_bytes)}: {NOT_FITTING}"
-    )
 
 
 def lower_placement(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.config.plan import PlanSpec
 from perfmodel.graph import PHASES, Graph, Op, Phase
 from perfmodel.plan.events import Event, MemoryUse, op_event
 from perfmodel.plan.tables import TableOps, find_table_ops
@@ -25,10 +26,11 @@ class GraphFacts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        # What compiled code makes of a rank's part, once it is split, given the storages that are used beside it; and the
-        # same model with a part of its batch.
+        # What compiled code makes of a rank's part, once it is split, given the storages that are used beside it; the same
+        # model with a part of its batch; and the graph that another plan would spread, with a part of the batch.
         self.compiler: Callable[[Graph, Collection[int]], Graph] | None = None
         self.smaller: Callable[[int], Graph] | None = None
+        self.executed: Callable[[PlanSpec, int], Graph] | None = None
         self._events: dict[Hashable, Event] = {}
         self._memory: dict[Hashable, MemoryUse] = {}
         self._derived: dict[Hashable, Any] = {}

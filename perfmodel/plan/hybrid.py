@@ -8,10 +8,8 @@ from perfmodel.config.plan import PlanSpec
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph
 from perfmodel.plan.events import Placement, RankClass
-from perfmodel.plan.facts import facts_of
 from perfmodel.plan.memory import check_memory
 from perfmodel.plan.mesh import mesh_of
-from perfmodel.plan.recompute import recomputed
 from perfmodel.plan.spread import Spread
 from perfmodel.plan.stage_events import StageWriter
 from perfmodel.plan.stage_memory import stage_holding, stage_memory
@@ -56,11 +54,12 @@ def place_mesh(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_byte
 
 
 def mesh_fits(graph: Graph, plan: PlanSpec, devices: Sequence[str], memory_bytes: Sequence[int]) -> bool:
-    """Whether every rank has the memory that a plan needs. Raises InfeasiblePlanError if the model does not divide so."""
+    """Whether every rank has the memory that a plan needs, as `place_mesh` finds it.
+
+    Raises InfeasiblePlanError if the model does not divide so.
+    """
     mesh = mesh_of(plan.mesh, len(devices))
-    again = recomputed(graph, plan.recompute)
-    facts_of(again).compiler = facts_of(graph).compiler
-    spread = Spread(again, plan, mesh)
+    spread = Spread(graph, plan, mesh)
     return all(
         stage_memory(spread, stage).total_bytes <= min(memory_bytes[r] for r in mesh.members("pp", stage))
         for stage in range(mesh.size("pp"))

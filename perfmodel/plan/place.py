@@ -18,10 +18,11 @@ from perfmodel.config import PlanSpec
 from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Parameter
+from perfmodel.heap import uncollected
 from perfmodel.plan import bottom
 from perfmodel.plan import exchange as ex
 from perfmodel.plan import sharded as sh
-from perfmodel.plan.advice import cheapest_changes, states_of, table_changes, with_advice
+from perfmodel.plan.advice import advice_on
 from perfmodel.plan.assign import assign_tables
 from perfmodel.plan.blocks import Block, linked
 from perfmodel.plan.buckets import gradients_in_order
@@ -87,7 +88,7 @@ def place(
 ) -> Placement:
     """Spreads a graph over ranks; `ranks[r]` says what rank r runs on.
 
-    A plan that does not fit is refused; with `advise`, with what would make it fit, which takes a while to find.
+    A plan that does not fit is refused; with `advise`, with what would make it fit, which takes seconds to find.
     `distinct` counts the distinct rows of a table that some samples look up; a plan with `embeddings.dedup` needs it.
     `frames` are of earlier placements, to use and add to.
 
@@ -100,24 +101,16 @@ def place(
     except MemoryShortfallError as refusal:
         if not advise:
             raise
-        changes = _changes(graph, plan, ranks, distinct)
-        raise MemoryShortfallError(with_advice(str(refusal), changes), refusal.shortfall_bytes) from None
 
+        def fits(executed: Graph, changed: PlanSpec, n_ranks: int) -> bool:
+            on = [*ranks] * (n_ranks // len(ranks))  # more ranks than there are repeat the machine
+            if changed.is_mesh:
+                return mesh_fits(executed, changed, [rank.device for rank in on], [rank.memory_bytes for rank in on])
+            return bool(_placed(executed, changed, on, distinct, Frames()).classes)
 
-def _changes(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: Distinct | None) -> list[str]:
-    """What would make a plan fit: its tables spread otherwise where it has some, else its states, mesh or recomputation."""
-    if graph.tables:
-        return table_changes(plan, lambda p: bool(_placed(graph, p, ranks, distinct, Frames()).classes))
-    devices, memory = [rank.device for rank in ranks], [rank.memory_bytes for rank in ranks]
-    smaller = facts_of(graph).smaller
-
-    def fits(changed: PlanSpec) -> bool:
-        parts = changed.n_micro // plan.n_micro
-        divided = graph if parts == 1 or smaller is None else smaller(parts)
-        return mesh_fits(divided, changed, devices, memory)
-
-    batch = 1 if smaller is None else graph.batch_size
-    return cheapest_changes(plan, len(ranks), fits, states_of(graph), min(memory), batch)
+        with uncollected():
+            advice = advice_on(graph, plan, len(ranks), min(rank.memory_bytes for rank in ranks), fits)
+        raise MemoryShortfallError(f"{refusal}; {advice}", refusal.shortfall_bytes) from None
 
 
 def _placed(

@@ -8,8 +8,8 @@ from statistics import fmean, median
 
 from perfmodel.errors import PerfModelError
 from perfmodel.metrics import geomean_error, median_error, percentile, spearman_rho
+from perfmodel.pipeline.memory import NOT_FITTING
 from perfmodel.pipeline.prediction import PathShare, Prediction
-from perfmodel.pipeline.run import NOT_FITTING
 from perfmodel.validate.notes import AS_NOTED
 from perfmodel.validate.suite import Case
 

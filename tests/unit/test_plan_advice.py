@@ -5,7 +5,8 @@ import pytest
 import perfmodel
 from perfmodel.config import PlanSpec, load_plan
 from perfmodel.errors import InfeasiblePlanError
-from perfmodel.plan.advice import cheapest_changes
+from perfmodel.plan.advice import cheapest_changes, table_changes
+from perfmodel.plan.least import Least
 
 SMALL = {
     "kind": "transformer", "name": "small", "architecture": "gpt2", "batch_size": 1, "precision": "bf16",
@@ -16,11 +17,11 @@ SMALL = {
 def changes(plan: str, n_ranks: int, fits) -> tuple[list[str], list[PlanSpec]]:
     tried: list[PlanSpec] = []
 
-    def judge(changed: PlanSpec) -> bool:
+    def judge(changed: PlanSpec, on: int) -> bool:
         tried.append(changed)
-        return fits(changed)
+        return on == n_ranks and fits(changed)
 
-    return cheapest_changes(load_plan(plan), n_ranks, judge), tried
+    return list(cheapest_changes(load_plan(plan), n_ranks, judge).changes), tried
 
 
 def test_the_three_cheapest_alone_come_first() -> None:
@@ -45,23 +46,50 @@ def test_a_change_that_holds_one_that_fits_is_not_named() -> None:
 @pytest.mark.parametrize("plan", ["pp=2,micro_batches=4", "ddp", "zero1", "fsdp", "pp=2,tp=2,cp=2,micro_batches=4"])
 def test_whatever_is_tried_is_a_plan_of_the_machine(plan) -> None:
     """Model copies skip a plan's checks, so they are made here again."""
-    _, tried = changes(plan, 16, lambda _: False)
-    assert tried
-    for spec in tried:
+    tried: list[tuple[PlanSpec, int]] = []
+    cheapest_changes(load_plan(plan), 16, lambda spec, n_ranks: bool(tried.append((spec, n_ranks))))
+    assert {n_ranks for _, n_ranks in tried} == {16, 32, 64, 128}
+    for spec, n_ranks in tried:
         again = PlanSpec.model_validate({name: getattr(spec, name) for name in PlanSpec.model_fields})
-        assert 16 % (again.size("pp") * again.size("tp") * again.size("cp")) == 0
+        assert n_ranks % (again.size("pp") * again.size("tp") * again.size("cp")) == 0
 
 
 def test_states_that_cannot_fit_rule_a_change_out_without_a_try() -> None:
     tried: list[PlanSpec] = []
 
-    def fits(plan: PlanSpec) -> bool:
+    def fits(plan: PlanSpec, n_ranks: int) -> bool:
         tried.append(plan)
         return True
 
-    found = cheapest_changes(load_plan("ddp"), 8, fits, states=(800, 1600), room_bytes=301)
+    least = Least(parameters_bytes=800, optimizer_bytes=1600, gradients_bytes=0)
+    found = cheapest_changes(load_plan("ddp"), 8, fits, least, room_bytes=301).changes
     assert found[0] == "shard=parameters"  # 2,400 over 8 ranks; optimizer states alone would leave 1,000
     assert all(p.data_parallel.shard == "parameters" or p.size("tp") * p.size("pp") > 1 for p in tried)
+
+
+def test_more_ranks_come_last_and_say_so() -> None:
+    def fits(plan: PlanSpec, n_ranks: int) -> bool:
+        return plan.recompute == "full" or (n_ranks >= 16 and plan.data_parallel.shard == "parameters")
+
+    advice = cheapest_changes(load_plan("ddp"), 8, fits)
+    assert advice.changes == ("recompute=full", "shard=parameters on 16 ranks, 2 times the machine")
+    assert str(advice).startswith(
+        "it would fit with recompute=full, or shard=parameters on 16 ranks, 2 times the machine; "
+    )
+    assert "no other does" in str(advice)
+    nothing = cheapest_changes(load_plan("ddp"), 8, lambda plan, n_ranks: False)
+    assert nothing.changes == ()
+    assert str(nothing).startswith(f"none of {nothing.n_combinations} combinations of micro-batches")
+
+
+def test_tables_are_spread_otherwise_or_over_more_ranks() -> None:
+    def fits(plan: PlanSpec, n_ranks: int) -> bool:
+        return plan.embeddings.strategy == "row_wise" or n_ranks == 32
+
+    assert table_changes(load_plan("ddp"), 8, fits).changes == (
+        "embeddings=row_wise", "embeddings=table_wise on 32 ranks, 4 times the machine",
+        "embeddings=column_wise on 32 ranks, 4 times the machine",
+    )  # fmt: skip
 
 
 def test_a_search_in_which_nothing_fits_says_what_the_nearest_plan_would_take() -> None:
@@ -76,7 +104,7 @@ def test_a_search_in_which_nothing_fits_says_what_the_nearest_plan_would_take() 
 
 
 def tried_with(plan: str, n_ranks: int, batch: int, fits) -> list[str]:
-    return cheapest_changes(load_plan(plan), n_ranks, fits, batch=batch)
+    return list(cheapest_changes(load_plan(plan), n_ranks, lambda p, n: n == n_ranks and fits(p), batch=batch).changes)
 
 
 def test_micro_batches_of_fewer_samples_are_tried_first() -> None:
