@@ -13,13 +13,14 @@ from perfmodel.config import ModelSpec, PlanSpec, TopologySpec, load_model, load
 from perfmodel.config.entrypoint import EntrypointSpec
 from perfmodel.config.foreign import HuggingFaceSpec
 from perfmodel.config.loading import Source
+from perfmodel.config.training import InputCopies
 from perfmodel.db import load_device
 from perfmodel.errors import ConfigError, UnknownOpError
 from perfmodel.graph import Graph
 from perfmodel.pipeline.loader import Loader
 from perfmodel.pipeline.prediction import Prediction
 from perfmodel.pipeline.run import Evaluation, PriceBooks, Run, evaluate_graph, evaluation_of, predict_graph
-from perfmodel.pipeline.settings import InputCopies, Mode, RunSettings, check_settings
+from perfmodel.pipeline.settings import Mode, RunSettings, check_settings
 from perfmodel.plan.facts import facts_of
 from perfmodel.sim.warm import WARMING
 from perfmodel.topology import Topology, build_topology
@@ -78,7 +79,7 @@ class RunOptions(ModelOptions, total=False):
     strict: bool
     check: bool
     mode: Mode
-    input_copies: InputCopies
+    input_copies: InputCopies | None
     what_if: Sequence[str]
     bounds: bool
     overlap: bool

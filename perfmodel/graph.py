@@ -21,6 +21,14 @@ SCHEMA_VERSION = 1
 Phase = Literal["input", "forward", "loss", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "loss", "backward", "optimizer")
 
+TO_DEVICE = "perfmodel.host_to_device_copy"
+# Attributes of a copy of inputs by how they reach the device: see `config.training.Loop`.
+INPUT_COPIES: Mapping[str, Mapping[str, Any]] = {
+    "pinned": {},
+    "pageable": {"pinned": False},
+    "prefetch": {"ahead": True},
+}
+
 # Bytes of one element; names are torch's without the prefix.
 ITEMSIZE_BYTES: Mapping[str, int] = {
     "float64": 8,

@@ -51,9 +51,8 @@ Key = TypeVar("Key")
 @click.option(
     "--input-copies",
     type=click.Choice(["pinned", "pageable", "prefetch"]),
-    default="pinned",
-    show_default=True,
-    help="How a batch reaches the device: host runs on, host waits, or during the step before.",
+    help="How a batch reaches the device: behind the kernels, behind them and the host waits, or during the step before. "
+    "[default: the model file's loop.input_copies, else pinned]",
 )
 @click.option("--what-if", multiple=True, help="Such as 'gemm x0.5', 'nvlink x2', 'no host'; may be repeated.")
 @click.option(

@@ -12,6 +12,7 @@ from perfmodel.config.quantity import PositiveCount
 # `fp16` and `bf16`: parameters, gradients and activations in that type. `amp_*`: fp32 parameters under autocast, with loss
 # scaling in `amp_fp16`.
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
+InputCopies = Literal["pinned", "pageable", "prefetch"]
 
 
 class Optimizer(Spec):
@@ -53,11 +54,14 @@ class Loop(Spec):
     `synchronize`: it waits for the device after each step, as loops do that time steps one by one. `capture_optimizer`: False
     where only forward and backward are captured in a CUDA graph (NVIDIA DeepLearningExamples, DLRM, `CudaGraphWrapper`).
     `copy_inputs`: inputs are copied on the device, outside the graph, into the tensors that a captured graph reads.
+    `input_copies`: `pinned`, from page-locked memory in line with the kernels (`.to(device, non_blocking=True)`); `pageable`,
+    in line, and the host waits for each copy (`.to(device)`); `prefetch`, on another stream during the step before.
     """
 
     synchronize: bool = False
     capture_optimizer: bool = True
     copy_inputs: bool = False
+    input_copies: InputCopies = "pinned"
 
 
 def named(value: Any) -> Any:

@@ -15,7 +15,7 @@ from perfmodel.extract.in_place import without_mode
 from perfmodel.extract.lifetimes import StorageLog
 from perfmodel.extract.modules import ModulePaths
 from perfmodel.extract.stand_ins import corrected, optimizer_stand_in, stand_in
-from perfmodel.graph import Op, Phase, TensorSpec
+from perfmodel.graph import TO_DEVICE, Op, Phase, TensorSpec
 
 # Operators of the profiler's bookkeeping: no device runs anything for them.
 _BOOKKEEPING = ("profiler.",)
@@ -194,7 +194,7 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call] # torch le
             phase=self.phase,
             recompute=recompute,
             host_sync=signature.name in HOST_SYNCS or _has_mask(signature.name, call),
-            stream="copy" if self.phase == "input" else "compute",
+            stream="copy" if signature.name == TO_DEVICE else "compute",
         )
         self.ops.append(op)
         self.storages.n_ops = len(self.ops)

@@ -25,7 +25,7 @@ from perfmodel.extract.rewrites.tf32 import tf32
 from perfmodel.extract.sparse_optimizers import sparse_optimizer
 from perfmodel.extract.tables import with_tables
 from perfmodel.extract.twin import Built, tensors_in, twin_of
-from perfmodel.graph import Graph, Op, Parameter, TableAccess, TensorSpec
+from perfmodel.graph import INPUT_COPIES, TO_DEVICE, Graph, Op, Parameter, TableAccess, TensorSpec
 
 Target = Literal["cuda", "cpu"]
 Values = Literal["meta", "real"]
@@ -81,7 +81,7 @@ class _Step:
             born = len(self.recorder.ops) if copied else -1
             number = self.recorder.storages.number(tensor, kind="input", born=born)
             if copied and number not in seen:
-                self.recorder.emit("perfmodel.host_to_device_copy", outputs=(tensor,))
+                self.recorder.emit(TO_DEVICE, outputs=(tensor,), attrs=INPUT_COPIES[built.input_copies])
             if again and number not in seen:
                 names, kept_out = ("self", "src"), {"uncaptured": True}
                 self.recorder.emit(

@@ -50,6 +50,8 @@ class Built(Protocol):
     @property
     def copies_inputs(self) -> bool: ...  # noqa: D102
     @property
+    def input_copies(self) -> str: ...  # noqa: D102
+    @property
     def captures_optimizer(self) -> bool: ...  # noqa: D102
     @property
     def notes(self) -> tuple[str, ...]: ...  # noqa: D102

@@ -60,6 +60,7 @@ def _build(spec: ModelSpec, device: str, seed: int) -> BuiltModel:
         "synchronizes": spec.loop.synchronize,
         "captures_optimizer": spec.loop.capture_optimizer,
         "copies_inputs": spec.loop.copy_inputs,
+        "input_copies": spec.loop.input_copies,
     }
     whole = {"precision": spec.precision, **loop, **dense_arguments(spec.optimizer), **parts}
     return BuiltModel(name=spec.name, batch_size=spec.batch_size, **whole)

@@ -33,6 +33,7 @@ class BuiltModel:
         realize: builds the same model on a device with real values drawn from a seed; None if only this copy exists.
         synchronizes: the loop waits for the device after each step.
         copies_inputs: inputs are copied once more, on the device, into tensors that a captured graph reads.
+        input_copies: `pinned`, `pageable` or `prefetch`: how inputs reach the device.
         captures_optimizer: a CUDA graph of the step holds the optimizer too.
         notes: what was approximated, in words for the report.
     """
@@ -55,6 +56,7 @@ class BuiltModel:
     synchronizes: bool = False
     captures_optimizer: bool = True
     copies_inputs: bool = False
+    input_copies: str = "pinned"
     notes: tuple[str, ...] = ()
 
     @property

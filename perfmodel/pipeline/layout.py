@@ -57,9 +57,8 @@ def cuda_layout(prices: Prices, device: Device, settings: RunSettings, first_eve
         dispatch_s = dispatch_s * NO_GRAD_WEIGHT
     sync = ints(prices.of_events("host_sync"))
     sync_s = np.where(sync > 0, device.host.sync_s, 0.0)
-    if settings.input_copies == "pageable":
-        copies = input_copies(prices) & (n_kernels > 0) & (sync == 0)
-        sync = sync | copies  # the copy itself is the wait; no call of its own
+    # A copy from pageable memory is itself the wait; no call of its own.
+    sync = sync | (input_copies(prices, pinned=False) & (n_kernels > 0) & (sync == 0))
     capture: Capture | None = None
     if settings.mode == "cuda_graph":
         capture = captured(_kept_out(prices), n_kernels, sync > 0, input_copies(prices), first_event)
@@ -104,9 +103,14 @@ def _compiled_dispatch(
     return found
 
 
-def input_copies(prices: Prices) -> BoolArray:
-    """Which events copy a step's inputs to the device."""
+def input_copies(prices: Prices, **attributes: bool) -> BoolArray:
+    """Which events copy a step's inputs to the device, in such a way (`graph.INPUT_COPIES`)."""
     copies: BoolArray = (prices.of_events("phase") == _INPUT) & (prices.of_events("stream") == COPY)
+    if attributes and copies.any():
+        columns = prices.columns
+        for place in np.flatnonzero(copies[columns.op_at]).tolist():
+            given = columns.ops[place].attrs
+            copies[columns.op_at[place]] = all(given.get(name) is value for name, value in attributes.items())
     return copies
 
 

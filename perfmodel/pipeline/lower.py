@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.db.device import Device
+from perfmodel.pipeline.copies import in_line
 from perfmodel.pipeline.lowering import NO_TASK, Lowering
 from perfmodel.pipeline.pricebook import IntArray, PricedClasses, Prices
 from perfmodel.pipeline.settings import DEFAULT_SETTINGS, RunSettings
 from perfmodel.pipeline.tasks import LoweredClass, Tasks
 from perfmodel.plan.events import RankClass
-from perfmodel.sim.program import HOST, ArrayProgram
+from perfmodel.sim.program import COMPUTE, COPY, HOST, ArrayProgram
 from perfmodel.sim.steady import CarryDep
 from perfmodel.units import PS_PER_S
 
@@ -92,7 +93,7 @@ class _Wired:
 def _wired(priced: PricedClasses, device: Device, settings: RunSettings) -> _Wired:
     """Found once for sequences of events, however often they are priced again."""
     derived = tuple(prices.derived for prices in priced.parts)
-    key = "wired", settings.mode, settings.input_copies
+    key = "wired", settings.mode
     known: _Wired | None = derived[0].get(key)
     if (
         known is None
@@ -117,25 +118,32 @@ def _wired(priced: PricedClasses, device: Device, settings: RunSettings) -> _Wir
 def _waits(lowering: Lowering, prices: Prices) -> tuple[IntArray, tuple[tuple[CarryDep, ...], ...]]:
     """Waits within an iteration, as rows (task, the task it waits for, lag); and by class those for the iteration before.
 
-    What is held over, and waits for prefetched inputs, reach one iteration back.
+    What is held over, waits for prefetched inputs, and copies of inputs behind the kernels reach one iteration back.
     """
-    waits = lowering.waits()
+    waits, line = lowering.waits(), in_line(lowering, prices)
     end = lowering.ends(waits.source)
     back = lowering.prefetched(prices)[waits.source] & (lowering.stream[waits.task] != HOST)
     now = (end >= 0) & ~back
-    rows = np.stack([waits.task[now], end[now], np.zeros(int(now.sum()), dtype=np.int64)], axis=1)
+    rows = _without_lag([waits.task[now], line.task], [end[now], line.on])
     pairs = list(zip(waits.task[back & (end >= 0)].tolist(), end[back & (end >= 0)].tolist(), strict=True))
     for event, source in _by_stream(lowering, waits.held):
         task, before = lowering.first_on(event), int(lowering.ends(np.array([source]))[0])
         if task >= 0 and before >= 0:
             pairs.append((task, before))
     pairs += [(task, int(lowering.ends(np.array([source]))[0])) for task, source in lowering.ahead()]
+    pairs += line.over()
     carry: list[list[CarryDep]] = [[] for _ in range(len(lowering.first_event) - 1)]
     for task, on in pairs:
         cls = int(np.searchsorted(lowering.first_task, task, side="right")) - 1
         first = int(lowering.first_task[cls])
         carry[cls].append(CarryDep(cls=cls, task=task - first, on=on - first))
     return rows, tuple(map(tuple, carry))
+
+
+def _without_lag(task: Sequence[IntArray], on: Sequence[IntArray]) -> IntArray:
+    """Rows (task, the task it waits for, lag)."""
+    tasks = np.concatenate(task)
+    return np.stack([tasks, np.concatenate(on), np.zeros_like(tasks)], axis=1)
 
 
 def _by_stream(lowering: Lowering, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -201,15 +209,17 @@ def lower_segment(device: Device, prices: Prices) -> LoweredSegment:
     time_ps, tail_ps = host.time_ps, int(host.pending_ps[0])
     if host.first_host[0] != NO_TASK:
         time_ps[host.first_host] -= tail_ps
-    waits = lowering.waits()
+    waits, line = lowering.waits(), in_line(lowering, prices)
     end = lowering.ends(waits.source)
     inside = end >= 0
-    rows = np.stack([waits.task[inside], end[inside], np.zeros(int(inside.sum()), dtype=np.int64)], axis=1)
-    opens = zip(waits.task[~inside].tolist(), lowering.stream_of[waits.source[~inside]].tolist(), strict=True)
+    rows = _without_lag([waits.task[inside], line.task], [end[inside], line.on])
+    opens = list(zip(waits.task[~inside].tolist(), lowering.stream_of[waits.source[~inside]].tolist(), strict=True))
+    opens += [(task, COMPUTE) for task, is_copy in line.opens if is_copy]
     left = [
         (int(lowering.stream_of[event]), int(lowering.ends(np.array([source]))[0]), int(lowering.stream_of[source]))
         for event, source in _by_stream(lowering, waits.held)
     ]
+    left += [(COMPUTE, task, COPY) for task, is_copy in line.closes if is_copy]
     tasks = lowering.tasks(prices, time_ps)
     program = replace(_programs(lowering, rows)[0], duration_ps=np.rint(tasks.time_s * PS_PER_S).astype(np.int64))
     return LoweredSegment(program=program, tasks=tasks, tail_ps=tail_ps, open_waits=tuple(opens), held=tuple(left))

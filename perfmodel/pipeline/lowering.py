@@ -285,9 +285,7 @@ class Lowering:
 
     def prefetched(self, prices: Prices) -> NDArray[np.bool_]:
         """Which events copy inputs for the next iteration."""
-        if self.settings.input_copies != "prefetch":
-            return np.zeros(self.columns.size, dtype=bool)
-        return input_copies(prices)
+        return input_copies(prices, ahead=True)
 
 
 def _category(streams: IntArray) -> IntArray:

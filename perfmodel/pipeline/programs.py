@@ -43,7 +43,7 @@ def recompile_classes(classes: Sequence[LoweredClass], settings: RunSettings) ->
     Such programs of the same events differ in their times alone, so the rest is kept with what else follows from the events.
     """
     derived = tuple(lowered.prices.derived for lowered in classes)
-    key = "compiled", settings.mode, settings.input_copies, LAUNCH_QUEUE_DEPTH
+    key = "compiled", settings.mode, LAUNCH_QUEUE_DEPTH
     known: _Known | None = derived[0].get(key)
     if known is None or len(known.others) != len(derived) - 1 or any(map(is_not, known.others, derived[1:])):
         compiled, carry = compile_classes(classes)

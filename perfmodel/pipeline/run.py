@@ -19,6 +19,7 @@ from perfmodel.kernels.embedding import distinct_rows
 from perfmodel.pipeline.bounds import find_bounds
 from perfmodel.pipeline.collective_prices import CollectivePrices
 from perfmodel.pipeline.contention import overlap_model, with_slowdown
+from perfmodel.pipeline.copies import fed_ahead, fed_by
 from perfmodel.pipeline.crowding import share_cores
 from perfmodel.pipeline.fuse import fuse_graph
 from perfmodel.pipeline.loader import loader_note, with_loader
@@ -281,7 +282,7 @@ def evaluate_graph(
     graph, placement, devices = _placed(graph, plan, topology, (db, settings, books), advise=False)
     cuda = all(device.kind == "cuda" for device in devices.values())
     usual = replace(settings, bounds=False, overlap=True) == replace(DEFAULT_SETTINGS, bounds=False)
-    if not cuda or not usual or not _trains(graph):
+    if not cuda or not usual or not _trains(graph) or fed_ahead(graph):
         return None
     by_name = {name: books.of(device) for name, device in devices.items()}
     try:
@@ -325,7 +326,7 @@ def _placed(
 
     def executed(of: PlanSpec, parts: int) -> Graph:
         whole = source if parts == 1 or smaller is None else smaller(parts)
-        again = recomputed(whole, of.recompute)
+        again = recomputed(fed_by(whole, settings.input_copies), of.recompute)
         if settings.mode != "compile":
             return again
         split = any(of.size(dim) > 1 for dim in MESH_DIMS if dim != "dp")

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from perfmodel.config.training import InputCopies
 from perfmodel.errors import ConfigError, suggest
 from perfmodel.pipeline.loader import Loader, loader_problems
 from perfmodel.sim.perturb import JITTERS
 
 Mode = Literal["eager", "cuda_graph", "compile"]
-InputCopies = Literal["pinned", "pageable", "prefetch"]
 MAX_FACTOR = 1000.0  # on a duration; beyond it a sum of durations could leave the integer clock (106 days)
 MAX_JITTER_FRAC = (
     10.0  # coefficient of variation; the noisiest fabric we know of has 0.154 (MLPerf training v4.0 NCCL logs)
@@ -25,8 +25,10 @@ class RunSettings:
     Attributes:
         mode: `eager`; `cuda_graph`, where captured stretches are replayed by one launch each; `compile`, where chains of
             pointwise ops and reductions are fused and compiled code issues the kernels.
-        input_copies: `pinned`, a step's batch is copied from page-locked memory while the host goes on; `pageable`, each copy
-            blocks the host; `prefetch`, the next step's batch is copied during this one.
+        input_copies: how a step's batch reaches a GPU; None: as the model file says (`loop.input_copies`). `pinned`: from
+            page-locked memory on the compute stream, between the kernels of the step before and its own, while the host goes
+            on; `pageable`: there too, and each copy blocks the host until it is done; `prefetch`: the next step's batch is
+            copied on another stream during this one.
         what_if: changes in words, each `<what> x<factor>` or `no <what>` (see `pipeline.whatif`).
         bounds: also find the lower bounds (infinite network, infinite host, roofline).
         overlap: compute slows beside communication where the device's factors are known.
@@ -40,7 +42,7 @@ class RunSettings:
     """
 
     mode: Mode = "eager"
-    input_copies: InputCopies = "pinned"
+    input_copies: InputCopies | None = None
     what_if: Sequence[str] = ()
     bounds: bool = True
     overlap: bool = True
@@ -60,7 +62,7 @@ def check_settings(settings: RunSettings) -> RunSettings:
     """The settings, if their values exist. Raises ConfigError with one line for each that does not."""
     problems = [
         *_known("mode", settings.mode, get_args(Mode)),
-        *_known("input_copies", settings.input_copies, get_args(InputCopies)),
+        *(_known("input_copies", settings.input_copies, get_args(InputCopies)) if settings.input_copies else ()),
         *(line for name in settings.jitter for line in _known("jitter", name, JITTERS)),
         *(loader_problems(settings.loader) if settings.loader else ()),
     ]

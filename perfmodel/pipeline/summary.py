@@ -221,7 +221,7 @@ def _flops(classes: Sequence[LoweredClass]) -> tuple[int, int]:
 def _conditions(settings: RunSettings) -> tuple[str, ...]:
     """What was asked for beside the usual, in words."""
     found = [f"what if {text}" for text in settings.what_if]
-    if settings.input_copies != "pinned":
+    if settings.input_copies:
         found.append(f"inputs {settings.input_copies}")
     found += [f"rank {rank} takes {factor:g} times as long" for rank, factor in sorted(settings.stragglers.items())]
     found += [f"{kind} times vary by {format_percent(spread)}" for kind, spread in sorted(settings.jitter.items())]

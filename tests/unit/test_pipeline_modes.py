@@ -98,7 +98,8 @@ def test_slowdown_beside_communication_agrees_with_the_event_engine(topology):
     found, plain = run(BIG, topology), run(BIG, topology, overlap=False)
     compiled = compile_programs([lowered.program for lowered in plain.classes])
     model = overlap_model(plain.classes, compiled, plain.collectives, plain.topology)
-    engine = simulate_overlapped_steady([lowered.program for lowered in plain.classes], model)
+    carry = [dep for lowered in plain.classes for dep in lowered.carry]
+    engine = simulate_overlapped_steady([lowered.program for lowered in plain.classes], model, carry_deps=carry)
     assert engine.converged
     assert float(found.steady.iteration_ps) == pytest.approx(float(engine.iteration_ps), rel=1e-4)
     assert found.prediction.iteration_time_s > plain.prediction.iteration_time_s
