@@ -25,6 +25,7 @@ from perfmodel.extract.rewrites.tf32 import tf32
 from perfmodel.extract.sparse_optimizers import sparse_optimizer
 from perfmodel.extract.tables import with_tables
 from perfmodel.extract.twin import Built, tensors_in, twin_of
+from perfmodel.extract.waits import seen_waits
 from perfmodel.graph import INPUT_COPIES, TO_DEVICE, Graph, Op, Parameter, TableAccess, TensorSpec
 
 Target = Literal["cuda", "cpu"]
@@ -213,7 +214,7 @@ class _Step:
             self.recorder.emit(SYNCHRONIZE)
 
     def synchronize_for_host(self) -> None:
-        """The host waits for a tensor that the model moves to it."""
+        """The host waits where the model says so or moves a tensor to it."""
         if self.target == "cuda":
             self.recorder.emit(SYNCHRONIZE)
 
@@ -320,6 +321,8 @@ def _run(step: _Step) -> None:
         if step.values == "meta":
             stack.enter_context(torch.device("meta"))
         stack.enter_context(OneDevice(step.device, step.synchronize_for_host))
+        if step.target == "cuda":
+            stack.enter_context(seen_waits(step.synchronize_for_host))
         stack.enter_context(torch.set_grad_enabled(step.span != "forward"))
         stack.enter_context(_torch.unchecked_sparse())
         stack.enter_context(step.device_choices())
