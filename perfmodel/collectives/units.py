@@ -54,6 +54,8 @@ class Units:
 @lru_cache(maxsize=MAX_GROUPS)
 def units_of(topology: Topology, ranks: tuple[int, ...]) -> Units:
     """The units of a group, by first member."""
+    if len(ranks) == 2:  # the two sides of a transfer
+        return _units_of_pair(topology, *ranks)
     columns, members = topology.columns, np.array(ranks, dtype=np.int64)
     host, domain = columns.host[members], columns.domain[members]
     n_hosts = int(columns.host.max()) + 1
@@ -67,6 +69,16 @@ def units_of(topology: Topology, ranks: tuple[int, ...]) -> Units:
     flat = members[np.argsort(unit, kind="stable")]
     begin = np.concatenate([[0], np.cumsum(np.bincount(unit))])
     return Units(ranks=flat, begin=begin, shape=_shapes(topology, flat, begin))
+
+
+def _units_of_pair(topology: Topology, first: int, second: int) -> Units:
+    """`units_of` two ranks, of which a pipeline has hundreds of pairs, without its sorting."""
+    columns, members = topology.columns, np.array([first, second], dtype=np.int64)
+    (host, other_host), (domain, other_domain) = columns.host[members].tolist(), columns.domain[members].tolist()
+    if host == other_host or domain == other_domain:
+        return Units(ranks=members, begin=np.array([0, 2]), shape=np.array([0]))
+    differs = int(columns.place[first] != columns.place[second])
+    return Units(ranks=members, begin=np.array([0, 1, 2]), shape=np.array([0, differs]))
 
 
 def _shapes(topology: Topology, flat: IntArray, begin: IntArray) -> IntArray:

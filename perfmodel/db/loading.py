@@ -35,6 +35,11 @@ def db_root(root: str | Path | None = None) -> Path:
             name = "--db" if root is not None else ENVIRONMENT_KEY
             raise ConfigError(f"{name}: found {str(asked)!r}, allowed a folder of devices")
         return Path(asked)
+    return _shipped_root()
+
+
+@lru_cache(maxsize=1)
+def _shipped_root() -> Path:
     package = Path(__file__).parents[1]
     for candidate in (package / "_data" / "kernels_db", package.parent / "kernels_db"):
         if candidate.is_dir():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from perfmodel.errors import ConfigError, other_version
@@ -160,7 +160,7 @@ class Prediction:
         """The prediction as plain values, with `schema_version` and the derived figures a reader wants."""
         return {
             "schema_version": SCHEMA_VERSION,
-            **asdict(self),
+            **_plain(self),
             "samples_per_s": self.samples_per_s,
             "memory_bytes": self.memory_bytes,
         }
@@ -187,6 +187,17 @@ class Prediction:
             return _from_dict(json.loads(text))
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ConfigError(f"not a perfmodel prediction: {type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """`dataclasses.asdict` without a deep copy of every number: all that a prediction holds is immutable or copied here."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple([_plain(item) for item in value])
+    return value
 
 
 def _from_dict(body: dict[str, Any]) -> Prediction:

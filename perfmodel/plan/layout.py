@@ -42,7 +42,13 @@ class Shard:
 
     def at(self, dim: int) -> Shard:
         """The same split in another dimension."""
-        return replace(self, dim=dim)
+        return _moved(self, dim, self.outer)
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _moved(shard: Shard, dim: int, outer: int) -> Shard:
+    """The split in another place; equal ones are one object, for a graph has few and asks thousands of times."""
+    return replace(shard, dim=dim, outer=outer)
 
 
 def local_size(shard: Shard, size: int) -> int:
@@ -105,7 +111,7 @@ def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> Shard
     outside = math.prod(after[:dim])
     if prefix % outside:
         return None
-    found = replace(shard, dim=dim, outer=prefix // outside)
+    found = _moved(shard, dim, prefix // outside)
     while not _divides(found, after):
         if found.dim + 1 >= len(after) or after[found.dim] // found.outer > PACKED:
             return None

@@ -30,19 +30,18 @@ _FIRST_HOST, _SECOND_HOST, _FIRST_LEAF, _SECOND_LEAF = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankColumns:
-    """Of each rank: host, kind of the host, device number on it, NVLink domain, and leaf of its first NIC (-1: none)."""
+    """Of each rank: host, kind of the host, device number on it, NVLink domain, and leaf of its first NIC (-1: none).
+
+    `place` is a number that is equal for ranks at the same place of equal hosts, `n_places` more than any.
+    """
 
     host: IntArray
     kind: IntArray
     local: IntArray
     domain: IntArray
     leaf: IntArray
-
-    @property
-    def place(self) -> IntArray:
-        """A number that is equal for ranks at the same place of equal hosts."""
-        found: IntArray = self.kind * (int(self.local.max(initial=0)) + 1) + self.local
-        return found
+    place: IntArray
+    n_places: int
 
 
 class Crossings(NamedTuple):
@@ -69,11 +68,15 @@ def rank_columns(topology: Topology) -> RankColumns:
             rail_of[key] = topology.rail_of(place)
         kinds.append(kind)
         rails.append(rail_of[key])
-    rail = np.array(rails, dtype=np.int64)
+    rail, kind_of = np.array(rails, dtype=np.int64), np.array(kinds, dtype=np.int64)
+    local = np.array([place.local_rank for place in places], dtype=np.int64)
+    at = kind_of * (int(local.max(initial=0)) + 1) + local
     return RankColumns(
         host=host,
-        kind=np.array(kinds, dtype=np.int64),
-        local=np.array([place.local_rank for place in places], dtype=np.int64),
+        kind=kind_of,
+        local=local,
+        place=at,
+        n_places=int(at.max(initial=0)) + 1,
         domain=np.array([place.nvlink_domain for place in places], dtype=np.int64),
         leaf=np.where(rail >= 0, topology.network.leaf_numbers(host, rail), _NOWHERE),
     )
@@ -120,8 +123,7 @@ class FlatRoutes:
         c = self._columns
         near = np.where(c.domain[first] == c.domain[second], 1, np.where(c.leaf[first] == c.leaf[second], 2, 3))
         near = np.where(c.host[first] == c.host[second], 0, near)
-        n_places = int(c.place.max(initial=0)) + 1
-        found: IntArray = (c.place[first] * n_places + c.place[second]) * 4 + near
+        found: IntArray = (c.place[first] * c.n_places + c.place[second]) * 4 + near
         return found
 
     def _links(self, sort: int, first: int, second: int) -> list[tuple[int, int, float]]:

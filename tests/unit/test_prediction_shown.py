@@ -47,3 +47,12 @@ def test_a_file_of_another_version_says_what_to_do(prediction):
         text = json.dumps({**prediction.to_dict(), "schema_version": version})
         with pytest.raises(ConfigError, match=remedy):
             perfmodel.Prediction.from_json(text)
+
+
+def test_plain_values_are_those_of_dataclasses(prediction):
+    from dataclasses import asdict
+
+    plain = prediction.to_dict()
+    assert {name: plain[name] for name in asdict(prediction)} == asdict(prediction)
+    plain["coverage"].clear()
+    assert prediction.coverage
