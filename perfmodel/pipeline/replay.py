@@ -20,7 +20,8 @@ import numpy as np
 
 from perfmodel.pipeline import rows
 from perfmodel.pipeline.pricebook import IntArray
-from perfmodel.pipeline.replay_loop import HELPERS, LATER, NEVER, Plan, State, replay_loop
+from perfmodel.pipeline.replay_data import Plan, State
+from perfmodel.pipeline.replay_loop import HELPERS, LATER, NEVER, replay_loop
 from perfmodel.pipeline.rows import N_CLOCKS, N_STREAMS, RowArrays
 from perfmodel.pipeline.script import MEMBER_WIDTH, STEP_WIDTH, Script, live_clocks
 from perfmodel.sim.loops import compiled_loop, has_numba
@@ -109,6 +110,8 @@ def _plan(script: Script, table: RowArrays, lag_ps: Sequence[int]) -> Plan:
         end_dep=columns[rows.END_DEP],
         end_run=columns[rows.END_RUN],
         run_host=columns[rows.RUN_HOST],
+        work_sum=columns[rows.WORK_SUM],
+        area_sum=columns[rows.AREA_SUM],
         before=table.waits[0],
         lag=table.waits[1],
         segments=table.segments,

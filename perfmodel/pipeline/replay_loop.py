@@ -1,12 +1,11 @@
 """The loop behind `pipeline.replay`: one iteration of a plan's segments, plain Python on lists or compiled by numba on arrays.
 
-Names in a row, a segment and a step: `pipeline.rows` and `pipeline.script`.
+Names in a row, a segment and a step: `pipeline.rows` and `pipeline.script`; what changes: `pipeline.replay_data`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
+from perfmodel.pipeline.replay_data import Plan, State
 from perfmodel.pipeline.rows import N_CLOCKS, N_STREAMS
 from perfmodel.pipeline.script import END, ISSUE, RUN, WAIT
 from perfmodel.sim.overlap_loop import FULL_PACE, MOST_LOST
@@ -14,85 +13,11 @@ from perfmodel.sim.program import COMPUTE, COPY, COPY_BACK, HOST
 
 NEVER = -(1 << 60)  # ps; before every time there is, with room to add to it
 LATER = 1 << 60  # ps; after every time there is
-DAMPED_FROM = 5  # iterations; what is expected of collectives then goes half of the way, lest it swing to and fro
+# From this iteration on what is expected of collectives goes but a part of the way to what was found, lest it swing to and
+# fro: at most the first share, and so many parts of the iteration's number, for swings that do not die of that.
+DAMPED_FROM, MOST_TRUST, TRUSTED_PARTS = 3, 0.6, 3.0
 # Columns of `State.spent`, by class: kernels' work and time, and time before kernels that waited for the host or for others.
 WORKED, COMPUTED, HOSTED, WAITED = range(4)
-
-
-class Plan(NamedTuple):
-    """What the loop reads, as int64 arrays or lists: steps and members (`Script`), rows and segments (`RowArrays`).
-
-    `latency` is a class's launch latency. A lane is a class times N_STREAMS plus a stream: its kernels stand in arrays by
-    kernel from kernel_ptr[lane]. `lanes` are those of communication, of each class from lane_ptr.
-    """
-
-    steps: Any
-    members: Any
-    stream: Any
-    host: Any
-    work: Any
-    memory: Any
-    holds: Any
-    moves: Any
-    first_dep: Any
-    end_dep: Any
-    end_run: Any
-    run_host: Any
-    before: Any
-    lag: Any
-    segments: Any
-    held: Any
-    latency: Any
-    kernel_ptr: Any
-    lane_ptr: Any
-    lanes: Any
-
-
-class State(NamedTuple):
-    """What changes; `ends` and `ended` are workspace.
-
-    By class: `clocks`; host time `pending`; where compute stood when the iteration `opened`, and when its last kernel ended
-    (`last`); what collectives beside it hold and move (`held`, `traffic`, permille) and `until` when, and the memory that
-    its kernels have wanted meanwhile (`area`, permille times ps); the times `spent`. Times by slot: `slots`.
-
-    By lane: how many kernels it has launched (`count`); of collectives the `place` of the first that has not ended (from
-    those of the iteration before on, negative), the one `running` beside kernels now (-1: none), and by how much those
-    to come are later than expected (`shift`).
-
-    By kernel: its end in this iteration (`now`, NEVER: not known yet) and in the one before (`then`). By kernel that is a
-    collective: where it begins (`begin`, `began`), what it `holds` and `moves`, whether kernels ran beside it before it was
-    known (`early`) and the next such one of its lane (`soon`), when it is expected to begin and end after the iteration
-    opens (`soonest`, `latest`), what kernels beside it wanted of memory (`met`), and the share of its pace `lost`.
-    """
-
-    clocks: Any
-    slots: Any
-    pending: Any
-    opened: Any
-    last: Any
-    held: Any
-    traffic: Any
-    until: Any
-    area: Any
-    spent: Any
-    count: Any
-    place: Any
-    running: Any
-    shift: Any
-    now: Any
-    then: Any
-    begin: Any
-    began: Any
-    holds: Any
-    moves: Any
-    early: Any
-    soon: Any
-    soonest: Any
-    latest: Any
-    met: Any
-    lost: Any
-    ends: Any
-    ended: Any
 
 
 def open_iteration(a: Plan, s: State, number: int) -> None:
@@ -105,16 +30,17 @@ def open_iteration(a: Plan, s: State, number: int) -> None:
             s.spent[cls][what] = 0
         for stream in range(N_STREAMS):
             s.clocks[cls][2 * stream + 1] = NEVER
+    trust = 1.0 if number < DAMPED_FROM else min(MOST_TRUST, TRUSTED_PARTS / number)
     if number > 0:
         for i in range(len(s.now)):
             s.then[i] = s.now[i]
         for i in range(len(a.lanes)):
-            expect(a, s, a.lanes[i], number >= DAMPED_FROM)
+            expect(a, s, a.lanes[i], trust)
     for cls in range(len(s.opened)):
         s.opened[cls] = s.clocks[cls][2 * COMPUTE]
 
 
-def expect(a: Plan, s: State, lane: int, damped: bool) -> None:
+def expect(a: Plan, s: State, lane: int, trust: float) -> None:
     """What is expected of the collectives of a lane in the iteration to come."""
     cls = lane // N_STREAMS
     low, high = a.kernel_ptr[lane], a.kernel_ptr[lane + 1]
@@ -131,9 +57,9 @@ def expect(a: Plan, s: State, lane: int, damped: bool) -> None:
         if s.moves[k] > 0 and s.now[k] > s.begin[k]:
             lost = min(s.moves[k] * s.met[k] / (s.now[k] - s.begin[k]) / FULL_PACE, MOST_LOST) / FULL_PACE
         begin, end = s.begin[k] - opened, s.now[k] - opened
-        s.lost[k] = (s.lost[k] + lost) / 2 if damped else lost
-        s.soonest[k] = (s.soonest[k] + begin) // 2 if damped else begin
-        s.latest[k] = (s.latest[k] + end) // 2 if damped else end
+        s.lost[k] += trust * (lost - s.lost[k])
+        s.soonest[k] += int(trust * (begin - s.soonest[k]))
+        s.latest[k] += int(trust * (end - s.latest[k]))
         s.met[k], s.began[k], s.now[k] = 0.0, s.begin[k], NEVER
     place = min(s.place[lane] - (high - low), 0)
     while place > low - high and s.then[high + place - 1] > reached:
@@ -232,6 +158,7 @@ def replay_loop(a: Plan, s: State, how: tuple[int, int, int, bool]) -> None:  # 
     before, lag, ends, ended = a.before, a.lag, s.ends, s.ended
     kernel_ptr, count, now, then, slots = a.kernel_ptr, s.count, s.now, s.then, s.slots
     stream_of, host_of, work_of, memory_of = a.stream, a.host, a.work, a.memory
+    work_sum, area_sum = a.work_sum, a.area_sum
     first_dep, end_dep, end_run, run_host = a.first_dep, a.end_dep, a.end_run, a.run_host
     until, held, traffic, area, last = s.until, s.held, s.traffic, s.area, s.last
     open_iteration(a, s, number)
@@ -257,35 +184,58 @@ def replay_loop(a: Plan, s: State, how: tuple[int, int, int, bool]) -> None:  # 
                     if queued >= 0:
                         reached = max(host, now[kernel_ptr[lane] + queued + stop - 1 - r])
                     elif number > 0 and queued + stop - 1 - r + kernel_ptr[lane + 1] - kernel_ptr[lane] >= 0:
-                        reached = LATER
+                        behind = queued + stop - 1 - r
+                        gone_by = now[kernel_ptr[lane] + behind] if behind >= 0 else then[kernel_ptr[lane + 1] + behind]
+                        reached = host if gone_by <= host else LATER
                     at = clock[2 * COMPUTE]
                     if reached + pending + run_host[r] + latency <= at:  # all launched before the first begins
                         waited += at - last[cls]
                         k = kernel_ptr[lane] + count[lane]
-                        for j in range(r, stop):
-                            if queued >= 0 and now[k - depth] > host:
-                                host = now[k - depth]
-                            host += pending + host_of[j]
-                            pending = 0
-                            work, memory = work_of[j], memory_of[j]
-                            end = at + work
+                        j = r
+                        while j < stop:  # from one start or end of a collective to the next
+                            edge, hold, move = LATER, 0, 0
                             if slows:
                                 if at >= until[cls]:
                                     look_around(a, s, cls, at, period)
-                                lost = held[cls] + traffic[cls] * memory / FULL_PACE
-                                if lost > 0:
-                                    end = at + int(work / (1.0 - min(lost, MOST_LOST) / FULL_PACE) + 0.5)
-                                if end > until[cls]:
+                                edge, hold, move = until[cls], held[cls], traffic[cls]
+                            opened, gone, met = at, work_sum[j], 0.0
+                            if hold + move == 0 and at + work_sum[stop - 1] + work_of[stop - 1] - gone <= edge:
+                                met = 1.0 * (area_sum[stop - 1] + work_of[stop - 1] * memory_of[stop - 1] - area_sum[j])
+                                for i_row in range(j, stop):  # nothing beside them
+                                    if queued >= 0:
+                                        host = max(host, now[k - depth])
+                                    host += pending + host_of[i_row]
+                                    pending = 0
+                                    at = opened + work_sum[i_row] - gone + work_of[i_row]
+                                    now[k] = at
+                                    k += 1
+                                    ends[2 * (i_row - begin_row)] = host
+                                    ends[2 * (i_row - begin_row) + 1] = at
+                                j = stop
+                            while j < stop and at < edge:
+                                if queued >= 0:
+                                    host = max(host, now[k - depth])
+                                host += pending + host_of[j]
+                                pending = 0
+                                work, memory = work_of[j], memory_of[j]
+                                lost = min(hold + move * memory / FULL_PACE, MOST_LOST)
+                                end = at + int(work / (1.0 - lost / FULL_PACE) + 0.5) if lost > 0 else at + work
+                                if end > edge:
+                                    area[cls] += met
+                                    met = 0.0
                                     end = run_over(a, s, cls, (at, end, work, memory), period)
+                                    edge, hold, move = until[cls], held[cls], traffic[cls]
                                 else:
-                                    area[cls] += memory * (end - at)
-                            worked += work
-                            computed += end - at
-                            now[k] = end
-                            k += 1
-                            ends[2 * (j - begin_row)] = host
-                            ends[2 * (j - begin_row) + 1] = end
-                            at = end
+                                    met += memory * (end - at)
+                                at = end
+                                now[k] = at
+                                k += 1
+                                ends[2 * (j - begin_row)] = host
+                                ends[2 * (j - begin_row) + 1] = at
+                                j += 1
+                            area[cls] += met
+                            computed += at - opened
+                        worked += work_sum[stop - 1] + work_of[stop - 1] - work_sum[r]
                         last[cls] = at
                         clock[2 * COMPUTE] = at
                         clock[2 * COMPUTE + 1] = at

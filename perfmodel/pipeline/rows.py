@@ -25,8 +25,8 @@ HOST_FREE = 0
 NO_STREAM = -1
 NO_LAUNCH = -1
 # Columns of a row.
-STREAM, HOST_PS, WORK_PS, MEMORY, HELD, TRAFFIC, FIRST_DEP, END_DEP, END_RUN, RUN_HOST = range(10)
-N_COLUMNS = 10
+STREAM, HOST_PS, WORK_PS, MEMORY, HELD, TRAFFIC, FIRST_DEP, END_DEP, END_RUN, RUN_HOST, WORK_SUM, AREA_SUM = range(12)
+N_COLUMNS = 12
 LONGEST_RUN = 16  # rows; the host must have launched all of them before the first begins
 # Columns of a segment.
 FIRST_ROW, END_ROW, TAIL_PS, FIRST_HELD, END_HELD = range(5)
@@ -46,12 +46,13 @@ class RowArrays(NamedTuple):
     """The table as the loop reads it, int64.
 
     Attributes:
-        rows: [10, n]. Stream of the kernel (HOST: host work alone); host time of its launch (ps; NO_LAUNCH: launched by
+        rows: [12, n]. Stream of the kernel (HOST: host work alone); host time of its launch (ps; NO_LAUNCH: launched by
             another row); work (ps; of a host row its time is the one before); share of the work that memory takes, of a
             host row the stream on which it launches (or NO_STREAM); shares held and of traffic, of a collective
             (permille: see `sim.overlap`); where its waits stand in `waits`, first and behind the last; and of kernels of the
             compute stream that wait for their launches alone, the row behind the last that follow each other from here on, and
-            the host time of those (of other rows: the row itself, and 0).
+            the host time of those (of other rows: the row itself, and 0); and of the rows of the segment before this one, the
+            sums of their work and of their work times the share that memory takes of it (permille).
         waits: [2, n]. What the kernel (of a host row: the host) waits for, and the lag (ps). Below N_CLOCKS a clock before
             the segment, from there on 2 x row of the segment for the end of its host time, one more for its kernel's.
         segments: [n, 5]. Its first row, behind its last; host time (ps) that the next host task after it takes over; and
@@ -164,6 +165,9 @@ def _rows(lowered: LoweredSegment, shares: Mapping[int, tuple[int, int]]) -> tup
     rows[FIRST_DEP] = np.concatenate([[0], ends])[:-1]
     rows[END_DEP] = ends
     rows[END_RUN], rows[RUN_HOST] = _runs(rows)
+    rows[WORK_SUM] = np.cumsum(rows[WORK_PS]) - rows[WORK_PS]
+    area = rows[WORK_PS] * np.where(rows[STREAM] == COMPUTE, rows[MEMORY], 0)
+    rows[AREA_SUM] = np.cumsum(area) - area
     left = [(s, int(row_of[task]) if task >= 0 else -1, source) for s, task, source in lowered.held]
     return rows, waits, np.array(left, dtype=np.int64).reshape(-1, 3).T
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.api import as_topology, extract_graph
 from perfmodel.config import load_plan
 from perfmodel.errors import ConfigError, InfeasiblePlanError
-from perfmodel.pipeline import pace, programs, replay, replay_loop
+from perfmodel.pipeline import pace, programs, replay, replay_data, replay_loop
 from perfmodel.pipeline.run import TOLERANCE_FRAC, PriceBooks, evaluate_graph, predict_graph
 from perfmodel.pipeline.script import NotSegmentedError, script_of
 from perfmodel.pipeline.settings import RunSettings
@@ -155,12 +155,12 @@ def test_a_kernel_under_a_collective_takes_as_long_as_its_pace_says() -> None:
     much that a kernel of memory alone loses four tenths. It loses 3 of 10: 400 + 500 x 0.7 = 750 of the work is done at 900,
     and the rest at 1,150. The collective met half of the memory for 500 ps."""
     none = {"kernel_ptr": [0, 0, 0, *[1] * 20], "lane_ptr": [0, 1], "lanes": [2]}
-    a = replay_loop.Plan(**{key: none.get(key, []) for key in replay_loop.Plan._fields})
+    a = replay_data.Plan(**{key: none.get(key, []) for key in replay_data.Plan._fields})
     some = {
         "now": [900], "begin": [400], "holds": [100], "moves": [400], "early": [0], "soon": [0], "met": [0.0],
         "place": [0] * 22, "running": [-1] * 22, "until": [replay_loop.NEVER], "held": [0], "traffic": [0], "area": [0.0],
     }  # fmt: skip
-    s = replay_loop.State(**{key: some.get(key, []) for key in replay_loop.State._fields})
+    s = replay_data.State(**{key: some.get(key, []) for key in replay_data.State._fields})
     replay_loop.look_around(a, s, 0, 0, 0)
     assert s.until == [400]
     assert replay_loop.run_over(a, s, 0, (0, 1000, 1000, 500), 0) == 1150
