@@ -11,8 +11,8 @@ import numpy as np
 from perfmodel.graph import Graph, Op
 from perfmodel.plan.columns import IntArray
 from perfmodel.plan.events import Collective, Event, link_among, link_events, op_event, waiting
+from perfmodel.plan.resized import COLLECTIVE_OPS
 from perfmodel.plan.runs import NO_INSTANCE, EventRuns, Piece, Segment, SplicedSegment
-from perfmodel.plan.shard_graph import COLLECTIVE_OPS
 
 START = -1  # in place of an op's id: before the first
 

@@ -1,8 +1,9 @@
 """The graph of one rank of a tensor-parallel group: every op at its local sizes, with the communication that makes it right.
 
 Given which parameters are split and how, splits are followed through the ops in order (`shard_rules`). Where a rule asks for
-a sum or a whole tensor, an op `perfmodel.all_reduce`, `.reduce_scatter` or `.all_gather` is put before it. Their attribute
-`group` names the mesh dimension, `bytes` the size by the nccl-tests convention, `purpose` what moves.
+a sum or a whole tensor, an op `perfmodel.all_reduce`, `.reduce_scatter` or `.all_gather` is put before it; one gather of a
+value serves all ops of a layer that need it whole in the same part of the iteration. Their attribute `group` names the mesh
+dimension, `bytes` the size by the nccl-tests convention, `purpose` what moves.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from perfmodel.graph import Graph, Op, Parameter, Storage, TensorSpec
 from perfmodel.plan.expert_rules import EXPERT_RULES
 from perfmodel.plan.fp8_rules import FP8_RULES
+from perfmodel.plan.late_sums import LateSum, adds_sum
 from perfmodel.plan.layout import Shard, local_size, local_spec, row_major
+from perfmodel.plan.resized import resized
 from perfmodel.plan.shard_rules import SAME_TENSOR, rule_of
+from perfmodel.plan.values import Values, layer_of
 
 FIRST_NEW = 1 << 44  # ids of tensors and storages made here; beyond every id of a graph and of a plan's buckets
-COLLECTIVE_OPS = ("perfmodel.all_reduce", "perfmodel.reduce_scatter", "perfmodel.all_gather", "perfmodel.send_recv",
-                  "perfmodel.all_to_all")  # fmt: skip
 _RULES = {**EXPERT_RULES, **FP8_RULES}  # those that are no plain linear algebra's
 
 
@@ -63,7 +64,11 @@ class _State:
     partial: set[int] = field(default_factory=set)  # by storage
     specs: dict[int, dict[int, TensorSpec]] = field(default_factory=dict)  # storage -> tensors seen in it
     moved: dict[int, int] = field(default_factory=dict)  # storage -> the storage that holds its contents now
-    gathered: dict[int, dict[tuple[str, bool], int]] = field(default_factory=dict)
+    values: Values = field(default_factory=Values)
+    gathered: dict[tuple[int, str, bool, str], int] = field(
+        default_factory=dict
+    )  # value and where it is whole -> storage
+    late: dict[int, LateSum] = field(default_factory=dict)  # by the result's storage
     fraction: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> (local, full)
 
 
@@ -78,12 +83,15 @@ class Sharding:
         self.begin_of: list[int] = []
         self.new: list[Storage] = []
         self.op: Op = graph.ops[0]
-        self.whole: dict[int, int] = {}  # of the current op: storage -> gathered storage
+        self.whole: dict[int, int] = {}  # of the current op: tensor -> gathered storage
         self.local: dict[tuple[int, Shard | None, int], TensorSpec] = {}
         self.next_id = FIRST_NEW
         self.unsummed: dict[int, TensorSpec] = {}  # parameter gradients to be summed after backward
         self.modules: dict[str, Shard] = {}
         self.seeds = dict(split.inputs)
+        self.grad_ops = {parameter.grad_op for parameter in graph.parameters}
+        self.last_use: dict[int, int] = {}
+        self.held: dict[int, int] = {}  # storages read later than in the graph: storage -> new op
         for parameter in graph.parameters:
             shard = split.parameters.get(parameter.name)
             if shard is not None:
@@ -112,6 +120,8 @@ class Sharding:
         )
 
     def _step(self, op: Op) -> None:
+        if self._comes_late(op):
+            return
         if not self._touches_split(op):
             self.ops.append(op)
             return
@@ -120,11 +130,11 @@ class Sharding:
         else:
             outputs = list((_RULES.get(op.name) or rule_of(op))(op, self))
         inputs = tuple([self._input(spec) for spec in op.inputs])
+        self.state.values.follow(op)
         for spec, shard in zip(op.outputs, outputs, strict=True):
             self._put(spec, shard)
-            self.state.gathered.pop(spec.storage, None)  # a gathered copy is stale once its source is written
         results = tuple([self._local(spec, self.state.shard.get(spec.id)) for spec in op.outputs])
-        local = op if inputs == op.inputs and results == op.outputs else _resized(op, inputs, results, len(self.ops))
+        local = op if inputs == op.inputs and results == op.outputs else resized(op, inputs, results, len(self.ops))
         if op.name == "aten.addmm" and self.is_partial(op.outputs[0]):
             self._row_parallel(local)
         else:
@@ -136,6 +146,43 @@ class Sharding:
             if spec.id in shard or spec.storage in partial:
                 return True
         return op.module in self.modules and bool(op.inputs)
+
+    def _comes_late(self, op: Op) -> bool:
+        """Whether an addition waits for further sums; what other ops touch is added now."""
+        late = self.state.late
+        if adds_sum(op) and op.id not in self.grad_ops and not self.sums_stay():
+            for one, other in (op.inputs, op.inputs[::-1]):
+                if not self.is_partial(other) or self.is_partial(one) or not self._ends(other, op):
+                    continue
+                if one.storage in late and other.storage not in late and self._ends(one, op):
+                    self._join(late.pop(one.storage), op, other)
+                    return True
+                if one.storage not in late and self.of(one) == self._completed(other):
+                    self._put(op.outputs[0], self.of(one))
+                    late[op.outputs[0].storage] = LateSum(op=op, complete=one, partial=other, result=op.outputs[0])
+                    return True
+        for storage in {spec.storage for spec in (*op.inputs, *op.outputs)}.intersection(late):
+            self._settle(late.pop(storage))
+        return False
+
+    def _join(self, late: LateSum, op: Op, other: TensorSpec) -> None:
+        partial, more = (self._local(spec, self.state.shard.get(spec.id)) for spec in (late.partial, other))
+        self.ops.append(late.joined(op, partial, more))
+        self.state.partial.discard(other.storage)
+        self._put(op.outputs[0], self.state.shard.get(late.result.id))
+        self.state.late[op.outputs[0].storage] = replace(late, result=op.outputs[0])
+
+    def _settle(self, late: LateSum) -> None:
+        self.complete(late.partial)
+        specs = [self._local(s, self.state.shard.get(s.id)) for s in (late.complete, late.partial, late.result)]
+        self.ops.append(late.addition(*specs))
+        self.held |= dict.fromkeys((late.complete.storage, late.partial.storage), len(self.ops) - 1)
+
+    def _ends(self, spec: TensorSpec, op: Op) -> bool:
+        """Whether no later op reads what a tensor holds now."""
+        if not self.last_use:
+            self.last_use = {s.storage: o.id for o in self.graph.ops for s in o.inputs}
+        return spec.storage == op.outputs[0].storage or self.last_use[spec.storage] <= op.id
 
     def _row_parallel(self, op: Op) -> None:
         """The bias is added once, after the sum over ranks."""
@@ -154,7 +201,7 @@ class Sharding:
 
     def of(self, spec: TensorSpec) -> Shard | None:
         """The split of a tensor; none of one gathered for the current op."""
-        return None if spec.storage in self.whole else self.state.shard.get(spec.id)
+        return None if spec.id in self.whole else self.state.shard.get(spec.id)
 
     def is_partial(self, spec: TensorSpec) -> bool:
         """Whether the tensor is still to be summed."""
@@ -186,7 +233,7 @@ class Sharding:
         self.state.partial.discard(spec.storage)
         sequence = self.split.sequence
         local = self._local(spec, self.state.shard.get(spec.id))
-        found = None if sequence is None else _rows(sequence, spec)
+        found = self._completed(spec)
         if rows and sequence is not None:
             outer = 1 if sequence.tokens_first else sequence.samples
             found = Shard(dim=0, full=sequence.tokens, local=sequence.local, outer=outer, kind="sequence")
@@ -196,29 +243,35 @@ class Sharding:
         storage = self._fresh(spec.storage, -(-local.bytes * found.local // found.full))
         self.state.moved[spec.storage] = storage
         for seen in {**self.state.specs.get(spec.storage, {}), spec.id: spec}.values():
-            self._put(seen, found if rows else _rows(sequence, seen) if sequence is not None else None)
+            self._put(seen, found if rows else self._completed(seen))
         scattered = self._local(spec, self.state.shard.get(spec.id))
         self._emit("reduce_scatter", (local,), (scattered,), local.bytes, "partial sums")
 
+    def _completed(self, spec: TensorSpec) -> Shard | None:
+        """The split that a sum over the group has afterwards."""
+        return None if self.split.sequence is None else _rows(self.split.sequence, spec)
+
     def gather(self, spec: TensorSpec, *, keep: bool = False) -> None:
-        """Collects a tensor whole for this op and for others of the same part of the iteration (`keep`: of all of it)."""
-        key = ("kept", False) if keep else (self.op.phase, self.op.recompute)
-        copies = self.state.gathered.setdefault(spec.storage, {})
-        storage = copies.get(key)
+        """Collects a tensor whole for this op and those of its layer in the same part of the iteration (`keep`: of all of it).
+
+        As modules do that gather what goes into them (torch's PrepareModuleInput; Megatron-LM's one product of query, key and
+        value), forward and again in backward (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+        """
+        where = ("kept", False, "") if keep else (self.op.phase, self.op.recompute, layer_of(self.op.module))
+        key = (self.state.values.of(spec), *where)
+        storage = self.state.gathered.get(key)
         shard = self.state.shard[spec.id]
         if storage is None:
-            storage = copies[key] = self._fresh(spec.storage, spec.bytes)
+            storage = self.state.gathered[key] = self._fresh(spec.storage, spec.bytes)
             whole = replace(spec, strides=row_major(spec.shape), storage=storage)
             self._emit("all_gather", (self._local(spec, shard),), (whole,), spec.bytes, "tokens")
-        self.whole[spec.storage] = storage
+        self.whole[spec.id] = storage
 
     def exchange_rows(self, spec: TensorSpec, purpose: str) -> None:
         """One fp32 number for each row, summed or maximised over the group."""
         shape = spec.shape[:-1]
         storage = self._fresh(spec.storage, 4 * spec.n_elems // spec.shape[-1])
-        rows = TensorSpec(
-            id=self._number(), shape=shape, dtype="float32", strides=row_major(shape), storage=storage
-        )  # fmt: skip
+        rows = TensorSpec(id=self._number(), shape=shape, dtype="float32", strides=row_major(shape), storage=storage)
         source = self._local(spec, self.state.shard.get(spec.id))
         self._emit("all_reduce", (source, rows), (rows, source), rows.bytes, purpose)
 
@@ -226,9 +279,7 @@ class Sharding:
 
     def _sum_gradients(self) -> None:
         """Gradients that every rank has a share of (norms and biases under sequence parallelism): one all-reduce."""
-        specs = [
-            spec for spec in self._gradients() if spec.storage in self.state.partial
-        ]  # fmt: skip
+        specs = [spec for spec in self._gradients() if spec.storage in self.state.partial]
         if not specs:
             return
         self.state.partial -= {spec.storage for spec in specs}
@@ -272,7 +323,7 @@ class Sharding:
             self.state.fraction[spec.storage] = (local_size(shard, size), size)
 
     def _input(self, spec: TensorSpec) -> TensorSpec:
-        whole = self.whole.get(spec.storage)
+        whole = self.whole.get(spec.id)
         if whole is not None:
             return replace(spec, storage=whole)
         shard = self.state.shard.get(spec.id)
@@ -312,11 +363,8 @@ class Sharding:
         found = []
         for storage in self.graph.storages:
             local, full = self.state.fraction.get(storage.id, (1, 1))
-            found.append(
-                replace(
-                    storage, bytes=-(-storage.bytes * local // full), born=moved(storage.born), dies=moved(storage.dies)
-                )
-            )
+            dies = max(moved(storage.dies), self.held.get(storage.id, -1))
+            found.append(replace(storage, bytes=-(-storage.bytes * local // full), born=moved(storage.born), dies=dies))
         last: dict[int, int] = {}
         for number, op in enumerate(self.ops):
             for spec in (*op.inputs, *op.outputs):
@@ -347,41 +395,6 @@ def _rows(sequence: TokenSplit, spec: TensorSpec) -> Shard | None:
         return None if found is None else split(dim=found)
     outer = 1 if sequence.tokens_first else samples
     merged = [dim for dim, size in enumerate(shape) if size == samples * tokens]
+    if spec.is_contiguous and shape[0] != samples * tokens:
+        return None  # as many features as tokens
     return split(dim=merged[0], outer=outer) if merged else None
-
-
-_SIZED = ("size", "num_weights", "split_size")  # attributes that say sizes of tensors
-
-
-def _resized(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], number: int) -> Op:
-    """The op on tensors of other sizes, at its place among the local ops."""
-    attrs = op.attrs
-    if op.name in COLLECTIVE_OPS or any(name in attrs for name in _SIZED):
-        attrs = _resized_attrs(op, inputs, outputs)
-    return Op(
-        id=number,
-        name=op.name,
-        overload=op.overload,
-        inputs=inputs,
-        input_names=op.input_names,
-        outputs=outputs,
-        attrs=attrs,
-        module=op.module,
-        phase=op.phase,
-        recompute=op.recompute,
-        host_sync=op.host_sync,
-        stream=op.stream,
-    )
-
-
-def _resized_attrs(op: Op, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
-    attrs = dict(op.attrs)
-    if "size" in attrs and outputs:
-        attrs["size"] = list(outputs[0].shape)
-    if op.name in COLLECTIVE_OPS:
-        attrs["bytes"] = sum(spec.bytes for spec in inputs)
-    if "num_weights" in attrs:
-        attrs["num_weights"] = outputs[0].shape[0]
-    if "split_size" in attrs:
-        attrs["split_size"] = outputs[0].shape[int(attrs.get("dim", 0))]
-    return attrs
