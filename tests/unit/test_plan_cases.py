@@ -3,6 +3,7 @@
 Nothing is fitted to them. Where a ratio falls outside, the test holds what is predicted and says why it differs.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from perfmodel.api import Predictor
 from perfmodel.config import TopologySpec, load_topology
+from perfmodel.heap import uncollected
 
 CASES = Path(__file__).parents[2].parent / "shared" / "cases"
 GPT2 = {
@@ -43,6 +45,13 @@ TERABYTE = (
     9980333, 36084, 17217, 7378, 20134, 3, 7112, 1442, 61, 9758201, 1333352, 313829, 10, 2208, 11156, 122, 4, 970, 14,
     9994222, 7267859, 9946608, 415421, 12420, 101, 36,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _heap_is_left_alone() -> Iterator[None]:
+    """Graphs pile up and stay: collecting among them takes a third of the time."""
+    with uncollected():
+        yield
 
 
 @cache
@@ -113,11 +122,11 @@ def test_32_a_network_explains_the_gap_and_the_model_does_not() -> None:
 
 
 def tokens_per_s(machine: TopologySpec, plan: Any, mode: Any) -> float:
-    """Of a GPU, for the 32 layers of Llama 7B: what 4 layers take and seven times what 4 more add."""
-    four, eight = (
-        Predictor({**LLAMA_7B, "layers": n}, machine, mode=mode).predict(plan).iteration_time_s for n in (4, 8)
+    """Of a GPU, for the 32 layers of Llama 7B: what 3 layers take and 29 times what 1 more adds."""
+    three, four = (
+        Predictor({**LLAMA_7B, "layers": n}, machine, mode=mode).predict(plan).iteration_time_s for n in (3, 4)
     )  # fmt: skip
-    return 2 * 4096 / (four + 7 * (eight - four))
+    return 2 * 4096 / (three + 29 * (four - three))
 
 
 def test_32_levels_of_the_same_code_on_healthy_clusters() -> None:

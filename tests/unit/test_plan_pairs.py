@@ -14,6 +14,7 @@ from perfmodel.config import load_model, load_plan
 from perfmodel.errors import ConfigError, InfeasiblePlanError
 from perfmodel.extract import trace
 from perfmodel.graph import Graph
+from perfmodel.heap import uncollected
 from perfmodel.models import build
 from perfmodel.plan import RankDevice, place
 
@@ -133,7 +134,8 @@ def verdict(one: Feature, two: Feature) -> str:
 def page() -> str:
     reasons: dict[str, int] = {}
     rows = []
-    found = {(a.name, b.name): verdict(a, b) for a, b in combinations(FEATURES, 2)}
+    with uncollected():
+        found = {(a.name, b.name): verdict(a, b) for a, b in combinations(FEATURES, 2)}
     for number, feature in enumerate(FEATURES):
         cells = []
         for other in FEATURES[:number]:

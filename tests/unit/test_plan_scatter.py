@@ -158,6 +158,7 @@ def test_groups_belong_to_the_interleaved_schedule() -> None:
         load_plan("pp=2,shard=parameters,scatter=group")
 
 
+@pytest.mark.slow
 def test_both_plans_of_llama_3_405b_fit() -> None:
     """Dubey et al. 2024 (arXiv:2407.21783, table 4): 8,192 and 16,384 H100 of 80 GB (79.6 GiB by the database) trained it."""
     capacity = load_device("h100_sxm").memory_bytes
