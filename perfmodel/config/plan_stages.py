@@ -24,8 +24,8 @@ class Pipeline(Spec):
             microbatch_group_size_per_virtual_pipeline_stage, N in the paper of Llama 3). Without it as many as stages.
         blocks: blocks of each stage in order (with several chunks, of each chunk in the model's order); spread evenly if not
             given. The first and the last may have none: the embedding alone, the head and the loss alone.
-        deallocate_outputs: what a stage has sent on is freed (Megatron-Core's deallocate_pipeline_outputs); without it, it
-            stays until its backward pass, as in torch.distributed.pipelining.
+        deallocate_outputs: what a stage has sent on is freed (Megatron-Core's deallocate_pipeline_outputs); without it stages
+            hold what those of torch.distributed.pipelining do (`plan/torch_stages.py`).
         host_sync: the host waits for what a stage receives before it issues the pass that needs it, and for the end of each
             pass, as Megatron-LM up to version 2.6 does (`torch.cuda.synchronize` in p2p_communication.py and timers.py).
         scatter_gather: each tensor-parallel rank sends its part of what all of them have, and the receivers gather

@@ -13,10 +13,12 @@ from perfmodel.graph import ITEMSIZE_BYTES, Graph, Parameter
 from perfmodel.plan.events import MemoryUse
 from perfmodel.plan.gradient_shards import WIDE
 from perfmodel.plan.holding import Holding
+from perfmodel.plan.host_memory import HostPasses
 from perfmodel.plan.memory import Part, dense_memory
 from perfmodel.plan.segments import START
 from perfmodel.plan.sharded_states import Unit
 from perfmodel.plan.spread import REPLICAS, Chunk, Spread, units_in
+from perfmodel.plan.torch_stages import as_torch_holds, is_torch, makes_gradients
 
 GATHERED_UNITS = 2  # of FSDP: one runs while the next is gathered
 
@@ -27,13 +29,47 @@ def stage_memory(spread: Spread, stage: int) -> MemoryUse:
 
 
 def _in_passes(spread: Spread, stage: int) -> MemoryUse:
+    if _is_on_host(spread):
+        return _on_cpu(spread, stage)
     total = _divided(spread, _of_chunks(spread, stage, "passes"), stage)
     activations, summed = stage_holding(spread, stage).peak()
+    whole = 0 if makes_gradients(spread) else total.gradients_bytes
     return replace(
         total,
-        gradients_bytes=total.gradients_bytes + summed,
+        gradients_bytes=whole + summed,
         activations_bytes=activations,
         communication_bytes=_buffers(spread, stage),
+    )
+
+
+def _is_on_host(spread: Spread) -> bool:
+    """Whether every copy of a pass is followed: FSDP2 on CPUs, of one batch, in the parameters' own type."""
+    plan = spread.plan
+    whole = spread.n_stages == 1 and plan.n_micro == 1 and spread.n_shards == spread.mesh.size(*REPLICAS)
+    states = plan.data_parallel.shard == "parameters" and spread.n_shards > 1 and not plan.data_parallel.offload
+    own = plan.fsdp.version == 2 and plan.fsdp.reduce_dtype == "own" and not spread.experts
+    return spread.local.target == "cpu" and whole and states and own
+
+
+def _on_cpu(spread: Spread, stage: int) -> MemoryUse:
+    total = _of_chunks(spread, stage, "passes")
+    over, units, fsdp = _shards_of_all(spread, stage), spread.units(stage), spread.plan.fsdp
+    (chunk,) = spread.chunks(stage)
+    passes = HostPasses(
+        graph=chunk.graph,
+        units=units,
+        n_shards=spread.n_shards,
+        stays=not fsdp.reshard_after_forward,
+        fetches=fsdp.backward_prefetch == "pre",
+    )
+    held = passes.peak()
+    return replace(
+        total,
+        parameters_bytes=_share(total.parameters_bytes, over) + sum(u.bytes for u in units if u.is_root),
+        optimizer_bytes=_share(total.optimizer_bytes, over),
+        gradients_bytes=held.gradients_bytes,
+        activations_bytes=held.activations_bytes,
+        communication_bytes=held.communication_bytes,
     )
 
 
@@ -45,6 +81,9 @@ def _in_optimizer(spread: Spread, stage: int) -> MemoryUse:
     made = whole.activations_bytes
     if ddp.shard != "nothing" and spread.n_shards > 1:
         made = 0 if ddp.offload else _share(made, _shards_of_all(spread, stage))
+    if is_torch(spread):
+        holding = stage_holding(spread, stage)
+        made += holding.always_bytes + holding.joined_bytes  # as many bytes as the outputs that are not joined
     lasting = ddp.shard in ("nothing", "optimizer")
     return replace(total, activations_bytes=made, communication_bytes=_buffers(spread, stage) if lasting else 0)
 
@@ -71,13 +110,14 @@ def stage_holding(spread: Spread, stage: int) -> Holding:
         kept.append(left if spread.plan.pipeline.deallocate_outputs else left + chunk.stage.forward_bytes)
         summed.append(_as_reduced(spread, one.gradients_bytes, chunk.graph.parameters))
     whole = _sums_whole(spread)
-    return Holding(
+    holding = Holding(
         steps=spread.steps(stage),
         kept_bytes=tuple(kept),
         above_bytes=tuple(above),
         summed_bytes=tuple(summed) if whole else (),
         sum_group=spread.plan.sum_group if whole else None,
     )
+    return as_torch_holds(holding, spread, stage) if is_torch(spread) else holding
 
 
 def _pass_bytes(spread: Spread, chunk: Chunk, one: MemoryUse) -> int:

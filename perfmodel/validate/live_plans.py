@@ -32,6 +32,7 @@ _LLAMA: Mapping[str, Any] = {
 }
 _GPT2: Mapping[str, Any] = {**_LLAMA, "architecture": "gpt2"}
 _BERT: Mapping[str, Any] = {**_LLAMA, "architecture": "bert"}
+_TORCH = "pipeline.deallocate_outputs=false"  # stages are torch.distributed.pipelining's, not Megatron's
 _WIDE: Mapping[str, Any] = {**_LLAMA, "hidden_size": 512, "heads": 8, "layers": 2, "vocab_size": 2000}
 
 
@@ -42,7 +43,7 @@ def _case(name: str, plan: str, base: Mapping[str, Any], batch: int) -> LiveCase
 def plan_cases(n_ranks: int) -> tuple[LiveCase, ...]:
     """The cases on 2 or 4 ranks: every kind of plan on two models at least."""
     n = n_ranks
-    both = () if n < 4 else (_case(f"llama-b8-pp2-dp2-x{n}", "pp=2,dp=2,micro_batches=4", _LLAMA, 8),)
+    both = () if n < 4 else (_case(f"llama-b8-pp2-dp2-x{n}", f"pp=2,dp=2,micro_batches=4,{_TORCH}", _LLAMA, 8),)
     return (
         _case(f"gpt2-b4-ddp-x{n}", "ddp", _GPT2, 4),
         _case(f"bert-b4-ddp-views-x{n}", "ddp,gradient_as_bucket_view=true,bucket_cap=4MiB", _BERT, 4),
@@ -56,10 +57,10 @@ def plan_cases(n_ranks: int) -> tuple[LiveCase, ...]:
         _case(f"bert-b8-fsdp-x{n}", "fsdp", _BERT, 8),
         _case(f"llama-b8-tp-x{n}", f"tp={n},vocabulary_parallel=false", _LLAMA, 8),
         _case(f"llama-h512-b4-tp-x{n}", f"tp={n},vocabulary_parallel=false", _WIDE, 4),
-        _case(f"llama-b8-pp-x{n}", f"pp={n},micro_batches=4", _LLAMA, 8),
-        _case(f"llama-b8-gpipe-x{n}", f"pp={n},micro_batches=2,schedule=gpipe", _LLAMA, 8),
-        _case(f"llama-b16-pp-m8-x{n}", f"pp={n},micro_batches=8", _LLAMA, 16),
-        _case(f"llama-b16-gpipe-m8-x{n}", f"pp={n},micro_batches=8,schedule=gpipe", _LLAMA, 16),
+        _case(f"llama-b8-pp-x{n}", f"pp={n},micro_batches=4,{_TORCH}", _LLAMA, 8),
+        _case(f"llama-b8-gpipe-x{n}", f"pp={n},micro_batches=2,schedule=gpipe,{_TORCH}", _LLAMA, 8),
+        _case(f"llama-b16-pp-m8-x{n}", f"pp={n},micro_batches=8,{_TORCH}", _LLAMA, 16),
+        _case(f"llama-b16-gpipe-m8-x{n}", f"pp={n},micro_batches=8,schedule=gpipe,{_TORCH}", _LLAMA, 16),
         *both,
     )
 

@@ -135,14 +135,16 @@ def pipeline_step(model: Mapping[str, Any], plan: PlanSpec, rank: int, n_ranks: 
     stage = PipelineStage(whole, number, n_stages, torch.device("cpu"), group=along)
     kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[plan.pipeline.schedule]
     (targets,) = built.targets
+    args, kwargs = built.args, built.kwargs
     schedule = kind(stage, plan.micro_batches, loss_fn=_token_loss, scale_grads=False)
     optimizers = make_optimizers(replace(built, module=part))
+    del built  # a rank has its stage alone
 
     def step() -> None:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         if number == 0:
-            schedule.step(*built.args, **built.kwargs)
+            schedule.step(*args, **kwargs)
         elif number == n_stages - 1:
             schedule.step(target=targets)
         else:
@@ -181,24 +183,22 @@ def _Stage(whole: nn.Module, rank: int, n_stages: int) -> nn.Module:  # noqa: N8
     from torch import nn
 
     body: Any = whole.model
-    layers = list(body.layers)
-    share = [i * len(layers) // n_stages for i in range(n_stages + 1)]
+    n_layers = len(body.layers)
+    begin, end = rank * n_layers // n_stages, (rank + 1) * n_layers // n_stages
+    is_first, is_last = rank == 0, rank == n_stages - 1
 
     class Stage(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, layers: Sequence[nn.Module], rotary: Any, ends: tuple[Any, Any, Any]) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(layers[share[rank] : share[rank + 1]])
-            self.embed = body.embed_tokens if rank == 0 else None
-            self.norm = body.norm if rank == n_stages - 1 else None
-            self.head = whole.lm_head if rank == n_stages - 1 else None
+            self.layers, self.rotary = nn.ModuleList(layers), rotary
+            self.embed, self.norm, self.head = ends
 
         def forward(self, x: Tensor) -> Tensor:
             hidden = x if self.embed is None else self.embed(x)
-            cosine, sine = body.rotary_emb(hidden)
+            cosine, sine = self.rotary(hidden)
             for layer in self.layers:
                 hidden = layer(hidden, None, cosine, sine)
-            if rank == n_stages - 1:
-                hidden = whole.lm_head(body.norm(hidden))  # type: ignore[operator]  # a module
-            return hidden
+            return hidden if self.norm is None else self.head(self.norm(hidden))
 
-    return Stage()
+    ends = (body.embed_tokens if is_first else None, body.norm if is_last else None, whole.lm_head if is_last else None)
+    return Stage(list(body.layers)[begin:end], body.rotary_emb, ends)  # which refers to nothing of the other stages

@@ -210,6 +210,7 @@ class _Bucket:
     def take_gradients(self) -> None:
         """Waits for this rank's sums, which become the gradients of its parts."""
         self.work.wait()
+        self.work = None  # as Megatron-LM's grad_reduce_handle: gloo's copy of what it scattered goes with it
         for part, where in zip(self.parts, self.slices, strict=True):
             part.grad = self.own_sums[where]
 

@@ -248,11 +248,35 @@ def memory(plan: str, n_ranks: int = 4):
     return [c.memory for c in place(llama(), load_plan(plan), [RANK] * n_ranks).classes]
 
 
-def test_outputs_that_are_not_freed_stay_for_each_micro_batch_in_flight() -> None:
-    """A stage but the last keeps (batch, tokens, width) in bf16 of each: 8 x 32 x 64 x 2 bytes."""
-    freed, kept = memory("pp=4,micro_batches=8"), memory("pp=4,micro_batches=8,pipeline.deallocate_outputs=false")
-    more = [b.activations_bytes - a.activations_bytes for a, b in zip(freed, kept, strict=True)]
-    assert more == [n * 8 * 32 * 64 * 2 for n in (4, 3, 2, 0)]
+def test_torch_receives_into_buffers_of_all_micro_batches_and_keeps_what_it_returns() -> None:
+    """What crosses a cut is (samples, tokens, width) in bf16, 8 x 32 x 64 x 2 bytes: input and gradient of each of 8."""
+    plan = load_plan("pp=4,micro_batches=8,pipeline.deallocate_outputs=false")
+    holdings = [c.holding for c in place(llama(), plan, [RANK] * 4).classes]
+    crossing = 8 * 32 * 64 * 2
+    assert [h.always_bytes for h in holdings] == [8 * n * crossing for n in (1, 2, 2, 1)]
+    logits = holdings[3].outputs_bytes[0]
+    assert [h.outputs_bytes[0] for h in holdings] == [0, 0, 0, logits]
+    assert logits >= 8 * 32 * MODEL["vocab_size"] * 2
+    assert holdings[3].joined_bytes == 8 * logits
+    freed = memory("pp=4,micro_batches=8")
+    assert all(more.total_bytes > less.total_bytes for more, less in zip(memory_of(plan), freed, strict=True))
+
+
+def memory_of(plan):
+    return [c.memory for c in place(llama(), plan, [RANK] * 4).classes]
+
+
+def test_what_is_always_held_and_what_stays_is_in_the_peak_and_in_the_curve() -> None:
+    steps = schedule("1f1b", 1, 2, 3)  # the last of two stages: forward and backward in turns
+    above = tuple(5 if step.kind == "forward" else 9 for step in steps)
+    holding = Holding(
+        steps=steps, kept_bytes=(100,), above_bytes=(0,), above_by_step=above, always_bytes=1000, outputs_bytes=(10,)
+    )
+    assert holding.peak() == (1000 + 3 * 10 + 100 + 9, 0)  # in the last backward
+    by_step = [sum(size for size, begin, end in holding.lifetimes() if begin <= n <= end) for n in range(len(steps))]
+    assert by_step == [1115, 1119, 1125, 1129, 1135, 1139]
+    joined = Holding(**{name: getattr(holding, name) for name in holding.__slots__} | {"joined_bytes": 200})
+    assert joined.peak() == (1000 + 3 * 10 + 200, 0)  # after the last step
 
 
 def test_gradients_of_fully_sharded_chunks_are_whole_only_while_they_are_summed() -> None:
