@@ -45,7 +45,7 @@ from perfmodel.topology import Topology
 from perfmodel.units import ps_to_seconds
 
 MAX_PLACEMENTS = 32
-# Evaluations differ from predictions by 0.05 % at most on the 255 plans of bench/test_predictor.py; about twice that.
+# Evaluations differ from predictions by 0.055 % at most on the 255 plans of bench/test_predictor.py; not twice that.
 TOLERANCE_FRAC = 1e-3
 Ranks = tuple[tuple[RankDevice, int], ...]  # devices in rank order, and how many follow each other
 
