@@ -193,7 +193,9 @@ def nvidia_reference(rows: Iterable[Row]) -> Iterator[Cells]:
             continue
         nhwc = row["precision"].startswith("amp")
         if row["model"] == "resnet50v1.5":
-            yield cells(row, model="models/resnet50_nhwc.yaml" if nhwc else "models/resnet50_nchw.yaml", topology=machine)
+            yield cells(
+                row, model="models/resnet50_nhwc.yaml" if nhwc else "models/resnet50_nchw.yaml", topology=machine
+            )
         elif row["model"] == "resnext101-32x4d":
             model = "models/resnext101_32x4d.yaml" if nhwc else "models/resnext101_32x4d_nchw.yaml"
             yield cells(row, model=model, topology=machine)

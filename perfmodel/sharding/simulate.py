@@ -27,8 +27,8 @@ from perfmodel.plan.memory import added, check_memory
 from perfmodel.sharding.plan import Placements, with_placement
 from perfmodel.sharding.slots import MEMORY_PARTS, Laid, Slots, memory_use
 from perfmodel.sim.compile import Compiled
-from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.program import IntArray
+from perfmodel.sim.rivals import OverlapModel
 from perfmodel.topology import Topology
 from perfmodel.units import ps_to_seconds
 

@@ -368,9 +368,7 @@ def test_a_block_is_gathered_before_it_runs_and_while_another_runs_backward() ->
 
 def test_pipelines_take_zero_2_where_megatron_core_runs_it() -> None:
     for kind in ("gpipe", "zero_bubble"):
-        with pytest.raises(
-            ConfigError, match=f"found gradients with 2 stages and schedule {kind}, allowed with 1f1b"
-        ):
+        with pytest.raises(ConfigError, match=f"found gradients with 2 stages and schedule {kind}, allowed with 1f1b"):
             load_plan(f"pp=2,shard=gradients,schedule={kind}")
     with pytest.raises(ConfigError, match="offload: found true with shard gradients and 2 stages"):
         load_plan("pp=2,shard=gradients,offload=true")

@@ -12,8 +12,8 @@ from perfmodel.sim import COMM, COMPUTE, COPY, HOST, Program, Task, compile_prog
 from perfmodel.sim.breakdown import breakdown
 from perfmodel.sim.check import check_timeline
 from perfmodel.sim.launch import MAX_DISTANCE, with_launch_queue
-from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.path import critical_path
+from perfmodel.sim.rivals import OverlapModel
 from perfmodel.sim.steady import CarryDep, simulate_steady, unrolled
 from perfmodel.sim.steady_overlap import simulate_overlapped_steady
 from tests.strategies import programs
