@@ -110,8 +110,9 @@ def measure_by_channels(trace: KinetoTrace) -> tuple[ChannelSlowdown, ...]:
 
 def _runs(trace: KinetoTrace) -> Iterator[tuple[_Key, DeviceSpan, list[tuple[float, DeviceSpan]]]]:
     """Every run of a kernel, with the collectives that ran beside it and for how long (s)."""
-    starts = np.array([s.start_s for s in trace.collectives])
-    ends = np.maximum.accumulate([s.end_s for s in trace.collectives] or [0.0])
+    collectives = trace.collectives
+    starts = np.array([s.start_s for s in collectives])
+    ends = np.maximum.accumulate([s.end_s for s in collectives] or [0.0])
     for kernels in _kernels_by_step(trace):
         seen: Counter[tuple[str, float]] = Counter()
         for span in kernels:
@@ -121,7 +122,7 @@ def _runs(trace: KinetoTrace) -> Iterator[tuple[_Key, DeviceSpan, list[tuple[flo
             if span.duration_s > 0:
                 first = int(np.searchsorted(ends, span.start_s, side="right"))
                 last = int(np.searchsorted(starts, span.end_s, side="left"))
-                others = trace.collectives[first:last]
+                others = collectives[first:last]
                 met = [(min(o.end_s, span.end_s) - max(o.start_s, span.start_s), o) for o in others]
                 yield key, span, [(length_s, other) for length_s, other in met if length_s > 0]
 

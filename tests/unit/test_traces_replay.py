@@ -100,21 +100,18 @@ def test_steps_of_single_ranks_take_as_long_as_measured(name, n_steps, slowdown)
 
 
 def test_kernels_beside_collectives_by_channels():
-    """Time-weighted, as counted by an independent script. What send and receive take is the share of the SMs they hold."""
+    """Time-weighted, as counted by an independent script. What send and receive take is the share of the SMs they hold.
+
+    `overlap.scale` of A100 is the pace lost over what `pipeline.contention` says of a kernel half bound by memory.
+    """
     found = {(row.op, row.n_channels): row for trace in traces(*OVERLAPPING) for row in measure_by_channels(trace)}
     expected = {("send_recv", 8): 1.073, ("send_recv", 24): 1.278, ("all_reduce", 24): 2.483, ("all_reduce", 8): 1.259}
     assert {key: found[key].ratio for key in expected} == pytest.approx(expected, abs=0.02)
     for channels in (8, 24):
         assert found["send_recv", channels].ratio == pytest.approx(1 / (1 - channels / 108), rel=0.02)
-
-
-def test_the_scale_of_slowdown_is_what_kernels_of_both_traces_lost():
-    """`overlap.scale` of A100: pace lost over what `pipeline.contention` says of a kernel half bound by memory."""
-    rows = [row for trace in traces(*OVERLAPPING) for row in measure_by_channels(trace)]
-    beside = {(row.op, row.n_channels): row for row in rows}
     lost_s = said_s = 0.0
     for (op, channels), bus_bytes_per_s in BUS_BYTES_PER_S.items():
-        row = beside[op, channels]
+        row = found[op, channels]
         wanted = RING_CROSSINGS * bus_bytes_per_s / A100.memory_bytes_per_s
         lost_s += row.beside_s - row.alone_s
         said_s += row.beside_s * (channels / A100.n_sms + 0.5 * wanted / (1 + wanted))
