@@ -107,10 +107,10 @@ def input_copies(prices: Prices, **attributes: bool) -> BoolArray:
     """Which events copy a step's inputs to the device, in such a way (`graph.INPUT_COPIES`)."""
     copies: BoolArray = (prices.of_events("phase") == _INPUT) & (prices.of_events("stream") == COPY)
     if attributes and copies.any():
-        columns = prices.columns
-        for place in np.flatnonzero(copies[columns.op_at]).tolist():
-            given = columns.ops[place].attrs
-            copies[columns.op_at[place]] = all(given.get(name) is value for name, value in attributes.items())
+        columns, wanted = prices.columns, attributes.items()
+        ops, places = list(columns.ops), np.flatnonzero(copies[columns.op_at])
+        alike = [wanted <= ops[place].attrs.items() for place in places.tolist()]
+        copies[columns.op_at[places]] = alike
     return copies
 
 

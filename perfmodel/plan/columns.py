@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, overload
 
 import numpy as np
@@ -234,16 +235,21 @@ class ChainedOps(Sequence[Op]):
         self.parts: tuple[Sequence[Op], ...] = tuple(
             chain.from_iterable(part.parts if type(part) is ChainedOps else (part,) for part in parts)
         )
+        self._first = [0, *accumulate(map(len, self.parts))]
 
     @overload
     def __getitem__(self, index: int) -> Op: ...
     @overload
     def __getitem__(self, index: slice) -> list[Op]: ...
     def __getitem__(self, index: int | slice) -> Op | list[Op]:
-        return list(self)[index]
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = range(len(self))[index]
+        part = bisect_right(self._first, place) - 1
+        return self.parts[part][place - self._first[part]]
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return self._first[-1]
 
     def __iter__(self) -> Iterator[Op]:
         return chain.from_iterable(self.parts)

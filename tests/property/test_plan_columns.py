@@ -12,7 +12,7 @@ from perfmodel.config import load_plan
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Op, Parameter, TensorSpec
 from perfmodel.plan import RankDevice, place
-from perfmodel.plan.columns import collectives_of, columns_of, scanned
+from perfmodel.plan.columns import ChainedOps, collectives_of, columns_of, scanned
 from perfmodel.plan.optimizer_parts import OptimizerParts
 
 SMALL = {
@@ -139,3 +139,13 @@ def test_parts_of_an_optimizer_are_the_places_of_its_parameters(graph, data) -> 
     assert [op.inputs for op in kept] == expected
     assert all(len(op.inputs) == len(op.input_names) for op in kept)
     assert all(Counter(op.outputs) <= Counter(op.inputs) for op in kept)
+
+
+def test_chained_ops_are_read_by_place_as_the_list_is() -> None:
+    ops = [*range(5)]
+    chained = ChainedOps(tuple(ops[:2]), (), ChainedOps(tuple(ops[2:3]), tuple(ops[3:])))
+    assert len(chained) == 5
+    assert [chained[place] for place in range(-5, 5)] == [ops[place] for place in range(-5, 5)]
+    assert chained[1:4] == ops[1:4]
+    with pytest.raises(IndexError):
+        chained[5]
