@@ -16,6 +16,7 @@ from perfmodel.collectives import CollectiveCall
 from perfmodel.collectives.load import groups_of, link_bytes, total_bytes
 from perfmodel.kernels import calls_of
 from perfmodel.kernels.roofline import peak_flops_per_s
+from perfmodel.pipeline.loader import LOADER_STREAM
 from perfmodel.pipeline.memory import memory_curve, schedule_curve
 from perfmodel.pipeline.run import Run
 from perfmodel.pipeline.tasks import CATEGORIES, LoweredClass
@@ -27,7 +28,7 @@ from perfmodel.units import ps_to_seconds
 STREAM_NAMES = {
     HOST: "host thread", COMPUTE: "compute", COMM: "communication", COPY: "copy", 4: "tensor-parallel communication",
     5: "send to next stage", 6: "receive from previous stage", 7: "send to previous stage", 8: "receive from next stage",
-    COPY_BACK: "copy to the host",
+    COPY_BACK: "copy to the host", LOADER_STREAM: "data loader",
 }  # fmt: skip
 MAX_CLASSES = 8  # rank classes with a timeline in a page
 MAX_SPANS = 60_000  # spans of one class in a page, about 2 MB
@@ -133,6 +134,8 @@ def _timeline(run: Run, index: int, critical: set[int]) -> dict[str, Any]:
         label = f"{event.label} · {event.phase}"
         if event.op is not None and event.op.module:
             label += f" · {event.op.module}"
+        if stream[task] == LOADER_STREAM:
+            label = STREAM_NAMES[LOADER_STREAM]
         rows["stream"].append(int(stream[task]))
         rows["start"].append(int(starts[task]))
         rows["length"].append(int(ends[task] - starts[task]))

@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from perfmodel.pipeline.loader import LOADER_STREAM
 from perfmodel.pipeline.run import Run
 from perfmodel.pipeline.tasks import LoweredClass
-from perfmodel.sim.program import COMM, COMPUTE, COPY, HOST
+from perfmodel.sim.program import COMM, COMPUTE, COPY, COPY_BACK, HOST
 from perfmodel.units import PS_PER_S
 
 PS_PER_US = PS_PER_S // 1_000_000
 MAX_RANKS = 64  # tracks beyond this many ranks say nothing new: ranks of a class do the same
-STREAM_NAMES = {HOST: "host thread", COMPUTE: "compute stream", COMM: "communication stream", COPY: "copy stream"}
+STREAM_NAMES = {
+    HOST: "host thread", COMPUTE: "compute stream", COMM: "communication stream", COPY: "copy stream",
+    COPY_BACK: "stream of copies to the host", LOADER_STREAM: "data loader",
+}  # fmt: skip
 
 
 def render_trace(run: Run) -> str:
@@ -78,4 +82,6 @@ def _describe(lowered: LoweredClass, number: int) -> dict[str, Any]:
     if event.collective is not None:
         args |= {"bytes": event.collective.bytes, "ranks": len(event.collective.ranks)}
     name = event.label if info.category != "sync" else f"sync {event.label}"
+    if lowered.program.stream[number] == LOADER_STREAM:
+        name, args = STREAM_NAMES[LOADER_STREAM], {}
     return {"name": name, "cat": info.category, "args": args}

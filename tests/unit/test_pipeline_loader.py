@@ -8,7 +8,9 @@ from perfmodel.api import predict_run
 from perfmodel.errors import ConfigError
 from perfmodel.pipeline.loader import LOADER_FAMILY, Loader, parse_loader
 from perfmodel.pipeline.prediction import Prediction
+from perfmodel.report.evidence import timelines
 from perfmodel.report.table import render_table
+from perfmodel.report.trace import render_trace
 from perfmodel.sim.breakdown import breakdowns
 
 MODEL = {
@@ -114,3 +116,17 @@ def test_mistakes_are_named(text, problem):
 def test_a_cpu_has_no_loader():
     with pytest.raises(ConfigError, match="allowed GPUs"):
         run("cpu", loader=Loader(workers=1, batch_s=1.0))
+
+
+def test_pages_and_traces_name_the_loader():
+    found = run(loader=Loader(workers=4, batch_s=0.2))
+    (drawn,) = timelines(found)
+    lane = next(stream["id"] for stream in drawn["streams"] if stream["name"] == "data loader")
+    assert [drawn["names"][n] for n, s in zip(drawn["name"], drawn["stream"], strict=True) if s == lane] == [
+        "data loader"
+    ]
+    events = json.loads(render_trace(found))["traceEvents"]
+    named = next(
+        event["tid"] for event in events if event["name"] == "thread_name" and event["args"]["name"] == "data loader"
+    )
+    assert [event["name"] for event in events if event["ph"] == "X" and event["tid"] == named] == ["data loader"]
