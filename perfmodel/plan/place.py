@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from perfmodel.config import PlanSpec
+from perfmodel.config.plan import EmbeddingPlan
 from perfmodel.config.sharding import TablePlacement
 from perfmodel.errors import InfeasiblePlanError
 from perfmodel.graph import Graph, Parameter
@@ -41,6 +42,7 @@ from perfmodel.plan.sharded_ops import ShardedTables, unpooled_tables
 from perfmodel.plan.shards import TableShard, shards_of
 
 WHOLE = ("table_wise", "data_parallel")
+SHARDED_ALONE = ("gradient_precision", "dedup", "pipeline")  # of `embeddings`: what `exchange` has no use for
 FUSED_TABLES = "fused_embedding_update"  # rewrite of graphs whose tables run as batched operators
 # Bytes of an element of pooled rows on the way, by `row_precision`; None: as looked up.
 ROW_BYTES = {"own": None, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
@@ -147,7 +149,7 @@ def _frame(graph: Graph, plan: PlanSpec, ranks: Sequence[RankDevice], distinct: 
         gradients=gradients,
         copies={id(gradient.parameter): copies(gradient.parameter) for gradient in gradients},
         first_instance=plan.n_micro * ex.N_EXCHANGES,
-        notes=partial(_notes, spread),
+        notes=partial(_notes, spread, plan.embeddings),
     )
 
 
@@ -378,8 +380,14 @@ def _rank_memory(spread: _Spread, rank: int) -> MemoryUse:
     return whole if spread.sharded is None else added(whole, shard_memory(spread.sharded, rank))
 
 
-def _notes(spread: _Spread) -> tuple[str, ...]:
+def _notes(spread: _Spread, embeddings: EmbeddingPlan) -> tuple[str, ...]:
     notes = list(spread.facts.graph.notes)
+    left = [name for name in SHARDED_ALONE if getattr(embeddings, name) != EmbeddingPlan.model_fields[name].default]
+    if left and spread.sharded is None and spread.facts.tables:
+        notes.append(
+            f"embeddings.{', embeddings.'.join(left)}: left out, as only tables with a kernel of TorchRec have it, and here "
+            "the model's own operators look them up"
+        )
     gone = spread.shared_out
     sparse = [p.name for p in spread.facts.graph.parameters if p.sparse_grad and p.name not in gone]
     if sparse and spread.n_ranks > 1:

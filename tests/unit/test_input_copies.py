@@ -152,3 +152,18 @@ def test_nothing_is_copied_on_a_cpu():
         way: predict_run(model, "cpu", input_copies=way, bounds=False) for way in ("pinned", "pageable", "prefetch")
     }
     assert len({run.steady.iteration_ps for run in found.values()}) == 1
+
+
+def test_what_whole_tables_have_no_use_for_is_named():
+    """A batch ahead and single travel are of TorchRec's kernels: tables of the model's own operators are predicted without."""
+    options = {"pipeline": "sparse_dist", "gradient_precision": "bf16"}
+    plain, asked = (
+        predict_run(TABLES, "dgx", {"embeddings": {"strategy": "table_wise", **more}}, bounds=False).prediction
+        for more in ({}, options)
+    )
+    assert asked.iteration_time_s == plain.iteration_time_s
+    (note,) = set(asked.notes) - set(plain.notes)
+    assert note.startswith("embeddings.gradient_precision, embeddings.pipeline: left out")
+    placement = {f"t{i}": {"sharding": "table_wise", "ranks": [i]} for i in range(8)}
+    sharded = predict_run(TABLES, "dgx", {"embeddings": {"placement": placement, **options}}, bounds=False).prediction
+    assert not [note for note in sharded.notes if "left out" in note]
