@@ -9,15 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-HOST, COMPUTE, COMM, COPY = (
-    0,
-    1,
-    2,
-    3,
-)  # conventional stream numbers; a program may use more (second comm stream: 4, ...)
-INPUT = (
-    -1
-)  # of a stream that `stream_kinds` names so: what makes the next input beside the host thread; no stream's number
+# Conventional stream numbers; a program may use more (second communication stream: 4, ...).
+HOST, COMPUTE, COMM, COPY = 0, 1, 2, 3
+# Of a stream that `stream_kinds` names so: what makes the next input beside the host thread. No stream has this number.
+INPUT = -1
 COPY_BACK = 11  # copies from the device to the host, which run beside those to it
 NO_GROUP = -1
 
